@@ -27,10 +27,6 @@ LARGE_SEGMENT_BYTES = 20 * MIB
 ROUND_LARGE_BYTES = 2 * MIB
 
 
-class OutOfDeviceMemoryError(Exception):
-    """The driver has no memory left, and no cached segment can be given back to it."""
-
-
 @dataclass(eq=False, slots=True, kw_only=True)
 class Block:
     """A part of a segment; `before`, `after`: its neighbors there."""
@@ -59,14 +55,13 @@ class _Pool:
 
 
 class CachingAllocator:
-    """The allocator of one device. `limit_bytes`: what the driver can give it; None: no limit.
+    """The allocator of one device whose memory is large enough.
 
     `expandable`: `expandable_segments:True` in `PYTORCH_CUDA_ALLOC_CONF`.
     """
 
-    def __init__(self, *, limit_bytes: int | None = None, expandable: bool = False) -> None:
+    def __init__(self, *, expandable: bool = False) -> None:
         """Start without any segment."""
-        self.limit_bytes = limit_bytes
         self.expandable = expandable
         self.allocated_bytes = self.reserved_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
@@ -75,15 +70,10 @@ class CachingAllocator:
         self.next_address = 0
 
     def allocate(self, size_bytes: int) -> Block:
-        """A block of at least this size. Raises `OutOfDeviceMemoryError`."""
+        """A block of at least this size."""
         size = max(1, -(-size_bytes // MIN_BLOCK_BYTES)) * MIN_BLOCK_BYTES
         pool = self.pool(size)
         block = self._cached(pool, size) or self._new(pool, size)
-        if block is None:
-            self.release_cached()
-            block = self._new(pool, size)
-        if block is None:
-            raise OutOfDeviceMemoryError
         rest = block.size - size
         if rest >= MIN_BLOCK_BYTES if pool is self._small or self.expandable else rest > SMALL_BYTES:
             pool.add(_cut(block, size))
@@ -103,7 +93,7 @@ class CachingAllocator:
         block.pool.add(_merged(block))
 
     def release_cached(self) -> None:
-        """Give the driver back all segments that are not in use."""
+        """Give the driver back all segments that are not in use, as the allocator does when memory runs out."""
         for pool in () if self.expandable else (self._large, self._small):
             for _, _, block in list(pool.free):
                 if block.before is None and block.after is None:
@@ -117,33 +107,28 @@ class CachingAllocator:
             at += 1
         return pool.free.pop(at)[2] if at < len(pool.free) else None
 
-    def _new(self, pool: _Pool, size: int) -> Block | None:
+    def _new(self, pool: _Pool, size: int) -> Block:
         if self.expandable:
             return self._expanded(pool, size)
         segment = pool.segment_bytes
         if size >= OWN_SEGMENT_BYTES:
             segment = -(-size // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
-        if not self._reserve(segment):
-            return None
+        self._reserve(segment)
         block = Block(pool=pool, address=self.next_address, size=segment)
         self.next_address += segment
         return block
 
-    def _reserve(self, size: int) -> bool:
-        if self.limit_bytes is not None and self.reserved_bytes + size > self.limit_bytes:
-            return False
+    def _reserve(self, size: int) -> None:
         self.reserved_bytes += size
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        return True
 
-    def _expanded(self, pool: _Pool, size: int) -> Block | None:
+    def _expanded(self, pool: _Pool, size: int) -> Block:
         """The end of the segment, to which pages are added."""
         end = pool.end
         is_free = end is not None and not end.used
         missing = size - end.size if end is not None and is_free else size
         pages = -(-missing // pool.segment_bytes) * pool.segment_bytes
-        if not self._reserve(pages):
-            return None
+        self._reserve(pages)
         if end is not None and is_free:
             pool.remove(end)
             end.size += pages
@@ -199,43 +184,30 @@ _Left: TypeAlias = dict[tuple[Kind | None, int], list[Block]]
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """Peaks of a sequence; up to the allocation that failed if `out_of_memory`."""
+    """Peaks of a sequence."""
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-    out_of_memory: bool
 
 
 def replay(
-    allocations: Sequence[Allocation],
-    *,
-    more_samples: float = 0.0,
-    steps: int = 2,
-    limit_bytes: int | None = None,
-    expandable: bool = False,
+    allocations: Sequence[Allocation], *, more_samples: float = 0.0, steps: int = 2, expandable: bool = False
 ) -> Replay:
     """Repeat a step, with `more_samples` in its batch; the second step finds what the first has left in the cache.
 
     What a step leaves alive is what the next one finds: gradients, for example, that it frees before it makes its own.
     """
-    allocator = CachingAllocator(limit_bytes=limit_bytes, expandable=expandable)
+    allocator = CachingAllocator(expandable=expandable)
     sizes = [each.bytes_at(more_samples) for each in allocations]
     events = sorted(
         [(each.born, index) for index, each in enumerate(allocations)]
         + [(each.died, ~index) for index, each in enumerate(allocations) if each.died is not None]
     )
     left: _Left = {}
-    try:
-        for _ in range(steps):
-            left = _step(allocator, allocations, sizes, events, left)
-    except OutOfDeviceMemoryError:
-        out_of_memory = True
-    else:
-        out_of_memory = False
+    for _ in range(steps):
+        left = _step(allocator, allocations, sizes, events, left)
     return Replay(
-        peak_allocated_bytes=allocator.peak_allocated_bytes,
-        peak_reserved_bytes=allocator.peak_reserved_bytes,
-        out_of_memory=out_of_memory,
+        peak_allocated_bytes=allocator.peak_allocated_bytes, peak_reserved_bytes=allocator.peak_reserved_bytes
     )
 
 

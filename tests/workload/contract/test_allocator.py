@@ -5,7 +5,7 @@ import random
 import pytest
 
 from workload.contract.allocations import Allocation, Kind
-from workload.contract.allocator import MIB, Block, CachingAllocator, OutOfDeviceMemoryError, replay
+from workload.contract.allocator import MIB, Block, CachingAllocator, replay
 
 # A sequence: a name with a size in MiB allocates, a name with a minus frees, ! empties the cache. Then the allocated
 # and the reserved MiB.
@@ -33,13 +33,6 @@ EXPANDABLE = {
     "any rest from 512 bytes on is cut": ("a=19 b=1.5", 20.5, 40),
     "a larger inner block is taken before the end, which can grow": ("a=4 b=16 c=25 -b d=10 e=16", 55, 80),
 }
-LIMITED = {
-    "cached segments are given back": ("a=20 -a b=30", False, 40, 30),
-    "but no segment that is in use in part": ("a=6 b=30", False, 40, None),
-    "the limit itself can be reached": ("a=20 b=20", False, 40, 40),
-    "expandable: too": ("a=15 b=20", True, 40, 40),
-    "expandable: not more": ("a=21 b=20", True, 40, None),
-}
 
 
 @pytest.mark.parametrize(
@@ -53,17 +46,6 @@ def test_allocated_and_reserved_bytes(
     allocator = _after(sequence, CachingAllocator(expandable=expandable))
     assert allocator.allocated_bytes / MIB == pytest.approx(allocated_mib, abs=2 * 512 / MIB)
     assert allocator.reserved_bytes / MIB == reserved_mib
-
-
-@pytest.mark.parametrize(("sequence", "expandable", "limit_mib", "reserved_mib"), LIMITED.values(), ids=[*LIMITED])
-def test_memory_with_a_limit(sequence: str, expandable: bool, limit_mib: int, reserved_mib: int | None) -> None:
-    allocator = CachingAllocator(limit_bytes=limit_mib * MIB, expandable=expandable)
-    if reserved_mib is None:
-        with pytest.raises(OutOfDeviceMemoryError):
-            _after(sequence, allocator)
-    else:
-        assert _after(sequence, allocator).reserved_bytes == reserved_mib * MIB
-    assert allocator.peak_reserved_bytes <= limit_mib * MIB
 
 
 @pytest.mark.parametrize("expandable", [False, True])
@@ -115,15 +97,12 @@ def test_peaks_of_several_steps(
 ) -> None:
     found = replay(_allocations(rows), steps=steps)
     assert (found.peak_allocated_bytes / MIB, found.peak_reserved_bytes / MIB) == (allocated_mib, reserved_mib)
-    assert not found.out_of_memory
 
 
-def test_step_with_more_samples_and_with_a_limit() -> None:
+def test_step_with_more_samples() -> None:
     allocations = _allocations(GRADIENTS)
     # The activations have 5 MiB per sample: 50 + 2 x 5.
     assert replay(allocations, more_samples=2).peak_allocated_bytes == 120 * MIB
-    assert not replay(allocations, limit_bytes=110 * MIB).out_of_memory
-    assert replay(allocations, limit_bytes=109 * MIB).out_of_memory
     assert replay(allocations, more_samples=-10).peak_allocated_bytes == 60 * MIB
 
 
