@@ -24,6 +24,7 @@ SEQUENCES = {
     "fragments are not": ("a=6 b=6 -a c=9", 15, 40),
     "a free block merges on both sides": ("a=5 b=5 c=5 -a -c -b d=20", 20, 20),
     "small blocks do not come from large segments": ("a=15 -a b=1", 1, 18),
+    "an emptied cache keeps the segments in use": ("a=30 b=9 c=6 -a -b ! d=2", 8, 20),
 }
 EXPANDABLE = {
     "a page of 20 MiB": ("a=6", 6, 20),
