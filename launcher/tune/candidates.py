@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.duel.referee import Declared, Losses
-from launcher.tune.bounds import Bound, Part, bound_of
+from launcher.tune.bounds import bound_of
 from workload.contract import changes
 from workload.contract.changes import Change, Effect, Row
 from workload.contract.errors import UsageError
@@ -61,9 +61,9 @@ class Candidate:
         effect = next((each for each in reversed(Effect) if each in effects), Effect.SAME)
         return Declared(effect=effect, precisions=frozenset(each.row.precision for each in self.changes) - {""})
 
-    def bound(self, run: Record, steps: Sequence[dict[str, str]]) -> Bound:
-        """The most that it could bring, from a run without it; unknown for an argument of the script."""
-        return bound_of(self.changes, run, steps) if self.changes else Bound(share=None, part=Part.STEP)
+    def bound(self, run: Record, steps: Sequence[dict[str, str]]) -> float | None:
+        """Largest growth of throughput, from a run without it; None (unknown) for an argument of the script."""
+        return None if self.argument else bound_of(self.changes, run, steps)
 
 
 def joined(candidates: Sequence[Candidate]) -> Candidate:
@@ -121,10 +121,7 @@ def asked(typed: Sequence[str]) -> list[Candidate]:
         name, equals, values = text.partition("=")
         is_change = "(" in name or any(name == row.name for row in changes.table())
         if is_change and not name.startswith(ARGUMENT):
-            parsed = changes.changes_of(changes.parse(text))
-            found.append(
-                Candidate(text=changes.SEPARATOR.join(each.text for each in parsed), changes=parsed, is_asked=True)
-            )
+            found.append(replace(_from_outside(text), is_asked=True))
             continue
         name = name.removeprefix(ARGUMENT).lstrip("-")
         listed = [value for value in values.split(",") if value]
@@ -137,6 +134,12 @@ def asked(typed: Sequence[str]) -> list[Candidate]:
             Candidate(text=f"{ARGUMENT}{name}={value}", argument=(name, value), is_asked=True) for value in listed
         ]
     return found
+
+
+def _from_outside(typed: str | Sequence[str]) -> Candidate:
+    """Candidate of changes that are made from outside together. Raises `UsageError` for a text that is none."""
+    text = changes.parse(typed) or ""
+    return Candidate(text=text, changes=changes.changes_of(text))
 
 
 def candidates_of(
@@ -178,9 +181,9 @@ def _of_memory(run: Record, environment: Mapping[str, str]) -> Iterator[Candidat
         return
     is_possible = host is not None and host.transparent_hugepages == "madvise"
     for texts in (KEEPS_MEMORY, *(HUGE_PAGES if is_possible else ())):
-        made = changes.changes_of(changes.parse([*texts]))
-        if not any(change.row.name in environment for change in made):
-            yield Candidate(text=changes.SEPARATOR.join(change.text for change in made), changes=made)
+        candidate = _from_outside(texts)
+        if not any(change.row.name in environment for change in candidate.changes):
+            yield candidate
 
 
 def _of_row(row: Row, run: Record, folder: Path) -> Iterator[Candidate]:
@@ -188,12 +191,13 @@ def _of_row(row: Row, run: Record, folder: Path) -> Iterator[Candidate]:
     if row.name == "DataLoader":
         values, why = _of_loader(row, made, run) if made else ([], "")
     elif row.name == "optimizer":
-        values, why = _of_optimizer(row, made) if made else ([], "")
+        # torch's fused kernels do more than foreach.
+        is_done = made and (made.fused or (row.argument == "foreach" and made.foreach))
+        values, why = ["True"] if made else [], ALREADY if is_done else ""
     else:
         values = _of_step(row, run, folder)
     for value in values:
-        change = row.parsed(value)
-        yield placed(Candidate(text=change.text, changes=(change,), why_not=why), run)
+        yield placed(replace(_from_outside(row.form.format(value)), why_not=why), run)
 
 
 def _of_loader(row: Row, loader: Constructor, run: Record) -> tuple[list[str], str]:
@@ -211,11 +215,6 @@ def _of_loader(row: Row, loader: Constructor, run: Record) -> tuple[list[str], s
     if row.argument == "num_workers" and loader.is_iterable:
         why = "its data set is iterable, and each worker would repeat the data"
     return values, why
-
-
-def _of_optimizer(row: Row, optimizer: Constructor) -> tuple[list[str], str]:
-    is_done = optimizer.fused or (row.argument == "foreach" and optimizer.foreach)
-    return ["True"], ALREADY if is_done else ""
 
 
 def _of_step(row: Row, run: Record, folder: Path) -> list[str]:

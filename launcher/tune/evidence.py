@@ -248,8 +248,7 @@ def _check_trial(trial: Trial, evidence: Evidence, folder: Path) -> Iterator[str
         again = decide(trial, *segments_of(trial, folder), evidence, trial.why)
         if trial.bound_by and not trial.is_final:
             run = bundle.read(folder / trial.bound_by)
-            bound = bound_of(changes_of(trial.change), run.record, run.steps())
-            again = replace(again, at_most=bound.gain)
+            again = replace(again, at_most=bound_of(changes_of(trial.change), run.record, run.steps()))
     except (RooflaunchError, ValueError) as error:
         yield f"{trial.change}: {error}"
         return

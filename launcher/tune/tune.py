@@ -164,7 +164,7 @@ class Tuning:
         return [candidate for _, candidate in sorted(ranked, key=lambda each: each[0])]
 
     def _gain(self, candidate: Candidate) -> float | None:
-        return candidate.bound(self.base.run, self.base.steps).gain
+        return candidate.bound(self.base.run, self.base.steps)
 
     def _begun(self, candidate: Candidate, base: Sequence[Candidate]) -> Trial | None:
         """Undecided trial of an earlier session whose duel can go on."""

@@ -128,7 +128,7 @@ def test_argument_replaces_the_script_s_own(words: tuple[str, ...], expected: tu
     first, second = asked(["args.batch-size=48,64"])
 
     assert words_with(words, with_candidate([first], second)) == expected
-    assert (second.text, second.declared.effect, second.bound(a_run(), []).gain) == (
+    assert (second.text, second.declared.effect, second.bound(a_run(), [])) == (
         "args.batch-size=64", Effect.TRAINING, None,
     )  # fmt: skip
 

@@ -7,7 +7,6 @@ from typing import Any, cast
 import pytest
 
 from launcher.duel.referee import Losses
-from launcher.tune.bounds import Bound, Part
 from launcher.tune.candidates import Candidate
 from launcher.tune.evidence import ERROR, Decision, Evidence, Trial
 from launcher.tune.tune import ALL, Base, Fought, Row, Tuning
@@ -27,9 +26,9 @@ class Known(Candidate):
     def keys(self) -> frozenset[str]:
         return frozenset({self.sets or self.text})
 
-    def bound(self, run: Any, steps: Any) -> Bound:
+    def bound(self, run: Any, steps: Any) -> float | None:
         del run, steps
-        return Bound(share=None if self.most is None else self.most / (1 + self.most), part=Part.STEP)
+        return self.most
 
 
 @dataclass
