@@ -132,7 +132,7 @@ def tuning(name: str, kind: str, growths: Sequence[float], rng: np.random.Genera
     )
     duels.evidence = lambda: course.evidence
     rows = list(course.run())
-    accepted = set(course.evidence.accepted)
+    accepted = {candidate.text for candidate in course.base.candidates}
     true = {change.text for change in changes if change.growth >= EDGE}
     final = next((row.trial.decision for row in rows if row.trial and row.trial.is_final), None)
     return {

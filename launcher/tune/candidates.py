@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher.duel.referee import Declared, Losses
+from launcher.duel.referee import Losses
 from launcher.tune.bounds import bound_of
 from workload.contract import changes
 from workload.contract.changes import Change, Effect, Row
@@ -55,11 +55,15 @@ class Candidate:
         )
 
     @property
-    def declared(self) -> Declared:
-        """Declaration for the referee."""
+    def effect(self) -> Effect:
+        """Strongest effect on the training, which the referee is told."""
         effects = {change.row.effect for change in self.changes} | ({Effect.TRAINING} if self.argument else set())
-        effect = next((each for each in reversed(Effect) if each in effects), Effect.SAME)
-        return Declared(effect=effect, precisions=frozenset(each.row.precision for each in self.changes) - {""})
+        return next((each for each in reversed(Effect) if each in effects), Effect.SAME)
+
+    @property
+    def precisions(self) -> frozenset[str]:
+        """Lower precisions that it declares."""
+        return frozenset(change.row.precision for change in self.changes) - {""}
 
     def bound(self, run: Record, steps: Sequence[dict[str, str]]) -> float | None:
         """Largest growth of throughput, from a run without it; None (unknown) for an argument of the script."""
@@ -73,6 +77,11 @@ def joined(candidates: Sequence[Candidate]) -> Candidate:
         changes=tuple(change for candidate in candidates for change in candidate.changes),
         argument=next((candidate.argument for candidate in candidates if candidate.argument), None),
     )
+
+
+def candidate_of(text: str) -> Candidate:
+    """The candidate, or several that are joined, of a text."""
+    return joined([asked([part])[0] for part in text.split(changes.SEPARATOR)])
 
 
 def with_candidate(base: Sequence[Candidate], candidate: Candidate) -> tuple[Candidate, ...]:
@@ -152,7 +161,7 @@ def candidates_of(
     if rule is Losses.SAME:
         found = [
             replace(each, why_not=each.why_not or "it rounds differently, and --losses is same")
-            if each.declared.effect is not Effect.SAME
+            if each.effect is not Effect.SAME
             else each
             for each in found
         ]

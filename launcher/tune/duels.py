@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher.duel import contest
 from launcher.duel.contest import Limits, Measured
-from launcher.duel.referee import Losses, judge_work
+from launcher.duel.referee import Losses
 from launcher.duel.sides import Pair, Request, Side, Variant, plan_of_script
 from launcher.machine.runtime import Workplace
 from launcher.tune.candidates import Candidate, change_text, words_with
@@ -124,10 +124,8 @@ class _Course:
         self.duels.keep(self.trial)
         self.segments.append(segment)
         self.records[side.variant].append(record)
-        if self.records["A"] and self.records["B"]:
-            evidence = self.duels.evidence()
-            if judge_work(self.records["A"], self.records["B"], self.trial.declared, evidence.losses).refusals:
-                raise _RefusedError
+        if decide(self.trial, self.segments, self.records, self.duels.evidence()).decision is Decision.REFUSED:
+            raise _RefusedError
         return segment
 
 

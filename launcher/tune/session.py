@@ -150,9 +150,11 @@ class _Session:
             self._evidence = found
             accepted: tuple[Candidate, ...] = ()
             run_id = next(iter(found.originals))
+            original = bundle.read_record(self._folder / run_id)
             for trial in found.trials:
                 if trial.decision is Decision.ACCEPTED and not trial.is_final:
-                    accepted = candidates.with_candidate(accepted, candidate_of(trial))
+                    again = candidates.placed(candidates.candidate_of(trial.change), original)
+                    accepted = candidates.with_candidate(accepted, again)
                     run_id = _last_of_b(trial, self._folder)
             decided = sum(each.decision is not Decision.OPEN for each in found.trials if not each.is_final)
             known = f"{counted(decided, 'change')} {'is' if decided == 1 else 'are'} decided"
@@ -194,11 +196,6 @@ def home_of(words: Sequence[str], folder: Path) -> tuple[Path, Path | None]:
         return folder, None
     path = Path(spec.origin).resolve()
     return path.parent, path.with_name("__main__.py") if path.name == "__init__.py" else path
-
-
-def candidate_of(trial: Trial) -> Candidate:
-    """The candidate of a trial, from its text."""
-    return replace(candidates.asked([trial.change])[0], line=trial.line, callee=trial.callee)
 
 
 def _last_of_b(trial: Trial, folder: Path) -> str:

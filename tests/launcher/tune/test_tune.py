@@ -171,7 +171,7 @@ def test_interrupted_tuning_keeps_what_is_proved() -> None:
 
     assert decided(rows) == [("b", YES), ("a", OPEN), ("c", "the tuning was interrupted")]
     assert course.interrupted is not None
-    assert course.evidence.accepted == ("b",)
+    assert course.base.candidates == (B,)
 
 
 def test_tuning_goes_on_with_the_open_duel_and_its_level() -> None:
