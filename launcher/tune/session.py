@@ -49,11 +49,6 @@ class Asked:
         )
 
 
-def request_of(shared: Mapping[str, object], words: Sequence[str], *, output: Path, data: str | None) -> Request:
-    """Request of a run of the script. `shared`: typed run options."""
-    return Request(shared=shared, words=tuple(words), commits=None, images=None, output=output, data=data)
-
-
 def tune(asked: Asked, *, tell: Callable[[str], None], show: Callable[[Row], None]) -> report.Tuned:
     """Tune a script; `show` gets each row as it is decided. Raises `UsageError` if another tuning uses the folder."""
     folder = asked.request.output
@@ -176,8 +171,10 @@ class _Session:
         hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()} if patch.diff else {}
         self._save(replace(self._evidence, patch=hashes))
         return report.Tuned(
-            result=report.Result(rows=rows, accepted=accepted, patch=patch),
-            patch=path if patch.diff else None,
+            rows=rows,
+            accepted=accepted,
+            patch=patch,
+            patch_file=path if patch.diff else None,
             evidence=self._folder / evidence.FILE,
             interrupted=tuning.interrupted,
         )
