@@ -65,8 +65,8 @@ def judge_work(
     """
     if rule is Losses.ANY:
         effect = Effect.TRAINING
-    losses_of_a = [_losses(run) for run in a]
-    losses = compare_losses(losses_of_a, [_losses(run) for run in b])
+    losses_of_a = [losses_of(run) for run in a]
+    losses = compare_losses(losses_of_a, [losses_of(run) for run in b])
     if effect is Effect.SAME and compare_losses(losses_of_a, losses_of_a).likeness is Likeness.CLOSE:
         # The original's own runs differ by rounding, so no variant can be equal to the bit.
         effect = Effect.ROUNDING
@@ -74,7 +74,7 @@ def judge_work(
         *_less_work(a, b, effect),
         *_lower_precision(a[0], b[0], precisions),
         *_replaced_clocks(b),
-        *_other_losses(losses, effect, [loss for run in (*a, *b) for loss in _losses(run)]),
+        *refused_losses(losses, effect, [loss for run in (*a, *b) for loss in losses_of(run)]),
     )
     return Ruling(refusals=refusals, losses="not compared" if effect is Effect.TRAINING else losses.text)
 
@@ -92,7 +92,8 @@ def ruling_of(segments: Sequence[Measured], rule: Losses) -> Ruling | None:
     return judge_work(runs["A"], runs["B"], effect=effect, precisions=[each.row.precision for each in made], rule=rule)
 
 
-def _losses(run: Record) -> Sequence[str]:
+def losses_of(run: Record) -> Sequence[str]:
+    """Losses of a run as `float.hex`; none if it kept none."""
     return (run.spec.script and run.spec.script.losses) or ()
 
 
@@ -195,7 +196,8 @@ def _replaced_clocks(b: Sequence[Record]) -> Iterator[str]:
         yield f"the script replaced {', '.join(names)}"
 
 
-def _other_losses(found: LossComparison, effect: Effect, losses: Sequence[str]) -> Iterator[str]:
+def refused_losses(found: LossComparison, effect: Effect, losses: Sequence[str]) -> Iterator[str]:
+    """Reason why losses do not show this effect. `losses`: those of all runs."""
     if effect is Effect.TRAINING:
         return
     if any(loss in ("nan", "inf", "-inf") for loss in losses):

@@ -94,11 +94,8 @@ class Evidence:
 
     def with_trial(self, trial: Trial) -> "Evidence":
         """Evidence with this trial, in place of the one of this name."""
-        if any(known.name == trial.name for known in self.trials):
-            trials = tuple(trial if known.name == trial.name else known for known in self.trials)
-        else:
-            trials = (*self.trials, trial)
-        return replace(self, trials=trials)
+        trials = {known.name: known for known in self.trials} | {trial.name: trial}
+        return replace(self, trials=tuple(trials.values()))
 
     def write(self, folder: Path) -> None:
         """Write the file of the tuning in `folder`, atomically."""

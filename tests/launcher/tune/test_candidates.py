@@ -44,13 +44,6 @@ def test_candidates_of_a_script_on_two_cpus() -> None:
     }
 
 
-def test_line_and_name_of_the_constructor_come_with_the_candidate() -> None:
-    found = {each.text: (each.line, each.callee) for each in candidates_of(a_run(), Losses.ROUNDING, Path(), {})}
-
-    assert found["optimizer(foreach=True)"] == ("train.py:3", "Adam")
-    assert found["torch.compile"] == (None, "")
-
-
 @pytest.mark.parametrize(
     ("run", "text", "why"),
     [
