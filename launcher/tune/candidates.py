@@ -97,23 +97,18 @@ def change_text(candidates: Sequence[Candidate]) -> str | None:
 
 def words_with(words: Sequence[str], candidates: Sequence[Candidate]) -> tuple[str, ...]:
     """Words of the script with the candidates' arguments in place of its own."""
-    found = tuple(words)
-    for name, value in (candidate.argument for candidate in candidates if candidate.argument):
-        found = _with_argument(found, name, value)
-    return found
-
-
-def _with_argument(words: Sequence[str], name: str, value: str) -> tuple[str, ...]:
     # The script's name, or `-m` and the module's, is no argument.
     start = 2 if words[0] == "-m" else 1
-    made, is_replaced = list(words[:start]), False
-    for option, old, own in arguments_of(words[start:]):
-        if _plain(option) == _plain(name) and old is not None:
-            made += [f"{option}={value}"] if len(own) == 1 else [option, value]
-            is_replaced = True
-        else:
-            made += own
-    return (*made, *([] if is_replaced else [f"--{name}", value]))
+    for name, value in (candidate.argument for candidate in candidates if candidate.argument):
+        made, is_replaced = list(words[:start]), False
+        for option, old, own in arguments_of(words[start:]):
+            if _plain(option) == _plain(name) and old is not None:
+                made += [f"{option}={value}"] if len(own) == 1 else [option, value]
+                is_replaced = True
+            else:
+                made += own
+        words = made if is_replaced else [*made, f"--{name}", value]
+    return tuple(words)
 
 
 def _plain(name: str) -> str:

@@ -5,7 +5,7 @@ import platform
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.duel import contest
@@ -70,16 +70,12 @@ class LocalDuels:
         pair = Pair(a=self.side("A", a), b=self.side("B", b), are_equal=False)
         plans = (pair.a.plan, pair.b.plan)
         commands = [shlex.join(redacted(plan.spec.script)) for plan in plans]
-        course = _Course(
-            trial=replace(
-                trial, changes=(plans[0].spec.change, plans[1].spec.change), commands=(commands[0], commands[1])
-            ),
-            duels=self,
+        trial = replace(
+            trial, changes=(plans[0].spec.change, plans[1].spec.change), commands=(commands[0], commands[1])
         )
+        begun, records = segments_of(trial, self.request.output)
+        course = _Course(duels=self, trial=trial, segments=[*begun], records=records)
         limits = Limits(same_within=self.evidence().margin, max_time_s=max_time_s)
-        begun, course.records = segments_of(course.trial, self.request.output)
-        segments: Sequence[Measured] = course.segments
-        course.segments += begun
         ended, interrupted = "", None
         try:
             outcome = contest.fight(
@@ -97,10 +93,9 @@ class LocalDuels:
         except RooflaunchError as error:
             if course.last != "B" or isinstance(error, InterruptedRunError):
                 raise
-            failed = replace(course.trial, decision=Decision.FAILED, why=str(error))
-            return Fought(trial=failed)
-        decided = decide(course.trial, segments, course.records, self.evidence(), ended)
-        last = next((each for each in reversed(segments) if each.variant == "B"), None)
+            return Fought(trial=replace(course.trial, decision=Decision.FAILED, why=str(error)))
+        decided = decide(course.trial, course.segments, course.records, self.evidence(), ended)
+        last = next((each for each in reversed(course.segments) if each.variant == "B"), None)
         return Fought(trial=decided, base=base_of(b, last.folder) if last else None, interrupted=interrupted)
 
 
@@ -108,10 +103,10 @@ class LocalDuels:
 class _Course:
     """Runs of one duel: keeps the trial after each of them, and ends the duel if the referee refuses B."""
 
-    trial: Trial
     duels: LocalDuels
-    records: dict[str, list[Record]] = field(default_factory=lambda: {"A": [], "B": []})
-    segments: list[Measured] = field(default_factory=list)
+    trial: Trial
+    segments: list[Measured]
+    records: dict[str, list[Record]]
     last: str = ""
 
     def measure(self, side: Side, *, name: str, position: int, left_s: float, tell: Callable[[str], None]) -> Measured:

@@ -105,11 +105,11 @@ def _argument(source: str, edit: Argument) -> tuple[int, int, str]:
     if given is None and position < len(call.args):
         given = call.args[position]
     if given is not None:
-        return at.start_of(given), at.end_of(given), edit.value
+        return *at.of_node(given), edit.value
     if any(keyword.arg is None for keyword in call.keywords):
         raise CannotWriteError("the call takes its arguments from a dict")
     # The closing bracket is the last character of the call.
-    last, end = _token_before(source, at, at.end_of(call) - 1)
+    last, end = _token_before(source, at, at.of_node(call)[1] - 1)
     text = f"{edit.argument}={edit.value}"
     return end, end, {",": f" {text},", "(": text}.get(last, f", {text}")
 
@@ -146,16 +146,11 @@ class _Positions:
         """Position of a column in characters, as tokens count."""
         return self._starts[line - 1] + column
 
-    def start_of(self, node: ast.expr) -> int:
-        """Position of the first character of a node, whose columns are bytes in UTF-8."""
-        return self._of_bytes(node.lineno, node.col_offset)
-
-    def end_of(self, node: ast.expr | ast.stmt) -> int:
-        """Position behind the last character of a node."""
-        return self._of_bytes(node.end_lineno or 0, node.end_col_offset or 0)
-
-    def _of_bytes(self, line: int, column: int) -> int:
-        return self.of(line, len(self.lines[line - 1].encode()[:column].decode()))
+    def of_node(self, node: ast.expr) -> tuple[int, int]:
+        """Positions of a node's first character and behind its last, from columns that count bytes in UTF-8."""
+        ends = ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0))
+        start, end = (self.of(line, len(self.lines[line - 1].encode()[:column].decode())) for line, column in ends)
+        return start, end
 
 
 def _token_before(source: str, at: _Positions, position: int) -> tuple[str, int]:

@@ -91,7 +91,10 @@ class _Session:
 
     def run(self) -> report.Tuned:
         """Measure, try, and write down what was found."""
-        base = self._go_on() or self._begin()
+        base = self._go_on()
+        if base is None:
+            found, base = measure_original(self._duels, self._evidence, left_s=self._asked.max_time_s)
+            self._save(found)
         self._tell(report.headline(base.run))
         tuning = Tuning(
             evidence=self._evidence,
@@ -120,13 +123,6 @@ class _Session:
 
     def _keep(self, trial: Trial) -> None:
         self._save(self._evidence.with_trial(trial))
-
-    # --- the beginning
-
-    def _begin(self) -> Base:
-        found, base = measure_original(self._duels, self._evidence, left_s=self._asked.max_time_s)
-        self._save(found)
-        return base
 
     def _go_on(self) -> Base | None:
         """Base of the tuning that this folder already has; None if there is none, or if it is another one."""
