@@ -29,7 +29,6 @@ from benchmarks.resumable import Results
 from launcher.duel.contest import Limits, Measured, OutOfTimeError, Work, fight
 from launcher.duel.referee import Losses
 from launcher.duel.sides import Pair
-from launcher.tune.bounds import Bound, Part
 from launcher.tune.candidates import Candidate
 from launcher.tune.evidence import Decision, Evidence, Trial, decide, rule_of
 from launcher.tune.tune import Base, Fought, Tuning
@@ -55,11 +54,10 @@ class Simulated(Candidate):
 
     growth: float
 
-    def bound(self, run: Any, steps: Any) -> Bound:
+    def bound(self, run: Any, steps: Any) -> float:
         """A bound that is too large, as bounds are."""
         del run, steps
-        most = 1.5 * self.growth or 0.2
-        return Bound(share=most / (1 + most), part=Part.STEP)
+        return 1.5 * self.growth or 0.2
 
 
 @dataclass(kw_only=True)
@@ -134,7 +132,7 @@ def tuning(name: str, kind: str, growths: Sequence[float], rng: np.random.Genera
     )
     duels.evidence = lambda: course.evidence
     rows = list(course.run())
-    accepted = set(course.evidence.accepted)
+    accepted = {candidate.text for candidate in course.base.candidates}
     true = {change.text for change in changes if change.growth >= EDGE}
     final = next((row.trial.decision for row in rows if row.trial and row.trial.is_final), None)
     return {

@@ -54,14 +54,10 @@ class TuneOptions:
     )
 
 
-class TuneCommand(ScriptCommand):
-    """Command `tune`, whose line ends in `-- train.py ARGS`."""
-
-
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
     declare(run_tune, parameters_of(TuneOptions, group=Group.MEASURING), before="output")
-    tune = grouped("tries", "max_time", "check", kind=TuneCommand)
+    tune = grouped("tries", "max_time", "check", kind=ScriptCommand)
     app.command("tune", cls=tune, epilog=EXAMPLES)(run_options(run_tune, without=(*LEFT_OUT, "change")))
 
 
@@ -86,6 +82,7 @@ def run_tune(
     if not words:
         raise UsageError("launch tune takes a script, after --", hint="launch tune -- train.py")
     from launcher.duel.referee import parse_losses
+    from launcher.duel.sides import Request
     from launcher.script import local_script
     from launcher.script.options import HereOptions
     from launcher.tune import candidates, report, session
@@ -97,7 +94,7 @@ def run_tune(
     )
     workplace.require(words)
     asked = session.Asked(
-        request=session.request_of(typed, words, output=output, data=options.data),
+        request=Request(shared=typed, words=tuple(words), commits=None, images=None, output=output, data=options.data),
         workplace=workplace,
         environment=os.environ,
         margin=values.parse_share(options.margin, "--margin", example="2%", least=0.001, most=0.5),
@@ -119,10 +116,10 @@ def run_tune(
     elif output_format is TableFormat.JSON:
         print(as_json(report.end_json(tuned)))
     else:
-        print(plain({"changes": [report.row_json(row) for row in tuned.result.rows]}, output_format, rows_of="changes"))
+        print(plain({"changes": [report.row_json(row) for row in tuned.rows]}, output_format, rows_of="changes"))
     if tuned.interrupted:
         raise tuned.interrupted
-    return tuned.result.exit_code
+    return tuned.exit_code
 
 
 def _check(file: Path) -> int:

@@ -5,8 +5,8 @@ by hooks in PyTorch, never stated by the script: the samples of a step, its batc
 products, the losses of its first backward passes, and whether the script replaced a clock.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
@@ -44,18 +44,6 @@ def parse_losses(text: str) -> Losses:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Declared:
-    """Declaration of what a variant changes. `precisions`: lower precisions that it may use."""
-
-    effect: Effect = Effect.SAME
-    precisions: frozenset[str] = field(default_factory=frozenset)
-
-    def expects(self, rule: Losses) -> Effect:
-        """Effect that the losses must show under a rule."""
-        return Effect.TRAINING if rule is Losses.ANY else self.effect
-
-
-@dataclass(frozen=True, kw_only=True)
 class Ruling:
     """Result: `refusals` as sentences, none if the work is the same; `losses`: how the losses compare, in words."""
 
@@ -63,20 +51,32 @@ class Ruling:
     losses: str
 
 
-def judge_work(a: Sequence[Record], b: Sequence[Record], declared: Declared, rule: Losses = Losses.ROUNDING) -> Ruling:
-    """Compare the work of runs of B with those of A, at least one each."""
-    losses_of_a, expected = [_losses(run) for run in a], declared.expects(rule)
-    losses = compare_losses(losses_of_a, [_losses(run) for run in b])
-    if expected is Effect.SAME and compare_losses(losses_of_a, losses_of_a).likeness is Likeness.CLOSE:
+def judge_work(
+    a: Sequence[Record],
+    b: Sequence[Record],
+    *,
+    effect: Effect,
+    precisions: Collection[str] = (),
+    rule: Losses = Losses.ROUNDING,
+) -> Ruling:
+    """Compare the work of runs of B with those of A, at least one each.
+
+    `effect`: what B declares that it does to the training; `precisions`: lower precisions that it declares.
+    """
+    if rule is Losses.ANY:
+        effect = Effect.TRAINING
+    losses_of_a = [losses_of(run) for run in a]
+    losses = compare_losses(losses_of_a, [losses_of(run) for run in b])
+    if effect is Effect.SAME and compare_losses(losses_of_a, losses_of_a).likeness is Likeness.CLOSE:
         # The original's own runs differ by rounding, so no variant can be equal to the bit.
-        expected = Effect.ROUNDING
+        effect = Effect.ROUNDING
     refusals = (
-        *_less_work(a, b, expected),
-        *_lower_precision(a, b, declared),
+        *_less_work(a, b, effect),
+        *_lower_precision(a[0], b[0], precisions),
         *_replaced_clocks(b),
-        *_other_losses(losses, expected, [loss for run in (*a, *b) for loss in _losses(run)]),
+        *refused_losses(losses, effect, [loss for run in (*a, *b) for loss in losses_of(run)]),
     )
-    return Ruling(refusals=refusals, losses="not compared" if expected is Effect.TRAINING else losses.text)
+    return Ruling(refusals=refusals, losses="not compared" if effect is Effect.TRAINING else losses.text)
 
 
 def ruling_of(segments: Sequence[Measured], rule: Losses) -> Ruling | None:
@@ -89,11 +89,11 @@ def ruling_of(segments: Sequence[Measured], rule: Losses) -> Ruling | None:
         return None
     made = changes_of(runs["B"][0].spec.change)
     effect = Effect.SAME if rule is Losses.SAME else Effect.ROUNDING
-    declared = Declared(effect=effect, precisions=frozenset(each.row.precision for each in made) - {""})
-    return judge_work(runs["A"], runs["B"], declared, rule)
+    return judge_work(runs["A"], runs["B"], effect=effect, precisions=[each.row.precision for each in made], rule=rule)
 
 
-def _losses(run: Record) -> Sequence[str]:
+def losses_of(run: Record) -> Sequence[str]:
+    """Losses of a run as `float.hex`; none if it kept none."""
     return (run.spec.script and run.spec.script.losses) or ()
 
 
@@ -116,7 +116,14 @@ def _less_work(a: Sequence[Record], b: Sequence[Record], effect: Effect) -> Iter
         yield from _other(
             a, b, _sequences, lambda value: f"{plain(value, 4)} sequences", "a step trains on", is_equal=True
         )
-        yield from _other(a, b, _batches, "{:g}".format, "the batches of an optimizer step are", is_equal=True)
+        yield from _other(
+            a,
+            b,
+            lambda run: run.spec.grad_accumulation,
+            "{:g}".format,
+            "the batches of an optimizer step are",
+            is_equal=True,
+        )
     yield from _other(a, b, _samples_in_pass, lambda value: f"{plain(value, 6)} {unit}", "a pass over the data has")
     yield from _other(a, b, _flop_per_sample, lambda value: si(value, "FLOP"), f"training on one of the {unit} takes")
 
@@ -153,10 +160,6 @@ def _sequences(run: Record) -> float | None:
     return samples / steps if steps and samples else None
 
 
-def _batches(run: Record) -> float | None:
-    return run.spec.grad_accumulation
-
-
 def _samples_in_pass(run: Record) -> float | None:
     return run.spec.script.dataset_samples if run.spec.script else None
 
@@ -172,11 +175,11 @@ def _flop_per_sample(run: Record) -> float | None:
 # --- precision, clocks, losses
 
 
-def _lower_precision(a: Sequence[Record], b: Sequence[Record], declared: Declared) -> Iterator[str]:
-    before, after = _shares(a), _shares(b)
+def _lower_precision(a: Record, b: Record, declared: Collection[str]) -> Iterator[str]:
+    before, after = shares_of_flop(a), shares_of_flop(b)
     for number, name in reversed([*enumerate(RANKS)][1:]):
         # What has moved to this precision or to a lower one, without what is declared.
-        below = [other for other in {*before, *after} if _rank(other) >= number and other not in declared.precisions]
+        below = [other for other in {*before, *after} if _rank(other) >= number and other not in declared]
         more = sum(after.get(other, 0.0) - before.get(other, 0.0) for other in below)
         if more > LESS_WORK:
             yield f"{percent(more)} more of the FLOP are computed in {name} or a lower precision, which is not declared"
@@ -187,17 +190,14 @@ def _rank(precision: str) -> int:
     return RANKS.index(precision) if precision in RANKS else len(RANKS)
 
 
-def _shares(runs: Sequence[Record]) -> Mapping[str, float]:
-    return shares_of_flop(runs[0])
-
-
 def _replaced_clocks(b: Sequence[Record]) -> Iterator[str]:
     names = dict.fromkeys(name for run in b for name in (run.spec.script and run.spec.script.replaced) or ())
     if names:
         yield f"the script replaced {', '.join(names)}"
 
 
-def _other_losses(found: LossComparison, effect: Effect, losses: Sequence[str]) -> Iterator[str]:
+def refused_losses(found: LossComparison, effect: Effect, losses: Sequence[str]) -> Iterator[str]:
+    """Reason why losses do not show this effect. `losses`: those of all runs."""
     if effect is Effect.TRAINING:
         return
     if any(loss in ("nan", "inf", "-inf") for loss in losses):

@@ -7,8 +7,6 @@ two of them has the larger of both bounds.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
 from workload.contract import verdict
 from workload.contract.changes import Change
@@ -18,59 +16,31 @@ from workload.contract.record import Record
 LEAST_REST = 1e-6
 
 
-class Part(StrEnum):
-    """Part of a run's wall time that a change can remove."""
+def bound_of(changes: Sequence[Change], run: Record, steps: Sequence[dict[str, str]]) -> float | None:
+    """Largest growth of throughput by changes that are made together: 0.61 is 61 % more samples per second.
 
-    WAITS = "waits for data"
-    OPTIMIZER = "the optimizer"
-    KERNEL = "the operating system"
-    STEP = "the step beyond its FLOP at the ceiling"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bound:
-    """`share`: largest part of the wall time that a change can remove, None if unknown; `part`: what this part is."""
-
-    share: float | None
-    part: Part
-
-    @property
-    def gain(self) -> float | None:
-        """Largest growth of throughput: 0.61 is 61 % more samples per second."""
-        return None if self.share is None else self.share / max(1 - self.share, LEAST_REST)
+    `run`: measured without them; `steps`: rows of its steps.csv. None if the share of a part is unknown.
+    """
+    share = 0.0
+    for part in (part for change in changes for part in _parts(change, run, steps)):
+        if part is None:
+            return None
+        share = max(share, part)
+    return share / max(1 - share, LEAST_REST)
 
 
-def bound_of(changes: Sequence[Change], run: Record, steps: Sequence[dict[str, str]]) -> Bound:
-    """Bound of changes that are made together, from a run without them. `steps`: rows of the run's steps.csv."""
-    bounds = [_bound(part, change, run, steps) for change in changes for part in _parts(change)]
-    unknown = next((bound for bound in bounds if bound.share is None), None)
-    return unknown or max(bounds, key=lambda bound: bound.share or 0.0)
-
-
-def _parts(change: Change) -> tuple[Part, ...]:
-    helps = set(change.row.helps)
+def _parts(change: Change, run: Record, steps: Sequence[dict[str, str]]) -> list[float | None]:
+    """Shares of the wall time of the parts that a change can remove."""
+    helps, timing = set(change.row.helps), run.timing
     if change.row.name == "optimizer":
-        return (Part.OPTIMIZER,)
+        return [_optimizer_share(run, steps)]
     if helps == {"kernel"}:
-        return (Part.KERNEL,)
+        used, kernel = timing.cpus_used, timing.cpus_in_kernel
+        return [min(1.0, kernel / used) if used and kernel is not None else None]
     if helps == {"input"}:
-        return (Part.WAITS,)
-    return (Part.WAITS, Part.STEP) if "input" in helps else (Part.STEP,)
-
-
-def _bound(part: Part, change: Change, run: Record, steps: Sequence[dict[str, str]]) -> Bound:
-    timing = run.timing
-    match part:
-        case Part.WAITS:
-            share = timing.data_wait_fraction
-        case Part.KERNEL:
-            used, kernel = timing.cpus_used, timing.cpus_in_kernel
-            share = min(1.0, kernel / used) if used and kernel is not None else None
-        case Part.OPTIMIZER:
-            share = _optimizer_share(run, steps)
-        case Part.STEP:
-            share = _beyond_the_ceiling(change, run)
-    return Bound(share=share, part=part)
+        return [timing.data_wait_fraction]
+    beyond = _beyond_the_ceiling(change, run)
+    return [timing.data_wait_fraction, beyond] if "input" in helps else [beyond]
 
 
 def _optimizer_share(run: Record, steps: Sequence[dict[str, str]]) -> float | None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher.duel.referee import Declared, Losses
-from launcher.tune.bounds import Bound, Part, bound_of
+from launcher.duel.referee import Losses
+from launcher.tune.bounds import bound_of
 from workload.contract import changes
 from workload.contract.changes import Change, Effect, Row
 from workload.contract.errors import UsageError
@@ -55,15 +55,19 @@ class Candidate:
         )
 
     @property
-    def declared(self) -> Declared:
-        """Declaration for the referee."""
+    def effect(self) -> Effect:
+        """Strongest effect on the training, which the referee is told."""
         effects = {change.row.effect for change in self.changes} | ({Effect.TRAINING} if self.argument else set())
-        effect = next((each for each in reversed(Effect) if each in effects), Effect.SAME)
-        return Declared(effect=effect, precisions=frozenset(each.row.precision for each in self.changes) - {""})
+        return next((each for each in reversed(Effect) if each in effects), Effect.SAME)
 
-    def bound(self, run: Record, steps: Sequence[dict[str, str]]) -> Bound:
-        """The most that it could bring, from a run without it; unknown for an argument of the script."""
-        return bound_of(self.changes, run, steps) if self.changes else Bound(share=None, part=Part.STEP)
+    @property
+    def precisions(self) -> frozenset[str]:
+        """Lower precisions that it declares."""
+        return frozenset(change.row.precision for change in self.changes) - {""}
+
+    def bound(self, run: Record, steps: Sequence[dict[str, str]]) -> float | None:
+        """Largest growth of throughput, from a run without it; None (unknown) for an argument of the script."""
+        return None if self.argument else bound_of(self.changes, run, steps)
 
 
 def joined(candidates: Sequence[Candidate]) -> Candidate:
@@ -73,6 +77,11 @@ def joined(candidates: Sequence[Candidate]) -> Candidate:
         changes=tuple(change for candidate in candidates for change in candidate.changes),
         argument=next((candidate.argument for candidate in candidates if candidate.argument), None),
     )
+
+
+def candidate_of(text: str) -> Candidate:
+    """The candidate, or several that are joined, of a text."""
+    return joined([asked([part])[0] for part in text.split(changes.SEPARATOR)])
 
 
 def with_candidate(base: Sequence[Candidate], candidate: Candidate) -> tuple[Candidate, ...]:
@@ -88,23 +97,18 @@ def change_text(candidates: Sequence[Candidate]) -> str | None:
 
 def words_with(words: Sequence[str], candidates: Sequence[Candidate]) -> tuple[str, ...]:
     """Words of the script with the candidates' arguments in place of its own."""
-    found = tuple(words)
-    for name, value in (candidate.argument for candidate in candidates if candidate.argument):
-        found = _with_argument(found, name, value)
-    return found
-
-
-def _with_argument(words: Sequence[str], name: str, value: str) -> tuple[str, ...]:
     # The script's name, or `-m` and the module's, is no argument.
     start = 2 if words[0] == "-m" else 1
-    made, is_replaced = list(words[:start]), False
-    for option, old, own in arguments_of(words[start:]):
-        if _plain(option) == _plain(name) and old is not None:
-            made += [f"{option}={value}"] if len(own) == 1 else [option, value]
-            is_replaced = True
-        else:
-            made += own
-    return (*made, *([] if is_replaced else [f"--{name}", value]))
+    for name, value in (candidate.argument for candidate in candidates if candidate.argument):
+        made, is_replaced = list(words[:start]), False
+        for option, old, own in arguments_of(words[start:]):
+            if _plain(option) == _plain(name) and old is not None:
+                made += [f"{option}={value}"] if len(own) == 1 else [option, value]
+                is_replaced = True
+            else:
+                made += own
+        words = made if is_replaced else [*made, f"--{name}", value]
+    return tuple(words)
 
 
 def _plain(name: str) -> str:
@@ -121,10 +125,7 @@ def asked(typed: Sequence[str]) -> list[Candidate]:
         name, equals, values = text.partition("=")
         is_change = "(" in name or any(name == row.name for row in changes.table())
         if is_change and not name.startswith(ARGUMENT):
-            parsed = changes.changes_of(changes.parse(text))
-            found.append(
-                Candidate(text=changes.SEPARATOR.join(each.text for each in parsed), changes=parsed, is_asked=True)
-            )
+            found.append(replace(_from_outside(text), is_asked=True))
             continue
         name = name.removeprefix(ARGUMENT).lstrip("-")
         listed = [value for value in values.split(",") if value]
@@ -139,6 +140,12 @@ def asked(typed: Sequence[str]) -> list[Candidate]:
     return found
 
 
+def _from_outside(typed: str | Sequence[str]) -> Candidate:
+    """Candidate of changes that are made from outside together. Raises `UsageError` for a text that is none."""
+    text = changes.parse(typed) or ""
+    return Candidate(text=text, changes=changes.changes_of(text))
+
+
 def candidates_of(
     run: Record, rule: Losses, folder: Path, environment: Mapping[str, str] = os.environ
 ) -> list[Candidate]:
@@ -149,7 +156,7 @@ def candidates_of(
     if rule is Losses.SAME:
         found = [
             replace(each, why_not=each.why_not or "it rounds differently, and --losses is same")
-            if each.declared.effect is not Effect.SAME
+            if each.effect is not Effect.SAME
             else each
             for each in found
         ]
@@ -178,9 +185,9 @@ def _of_memory(run: Record, environment: Mapping[str, str]) -> Iterator[Candidat
         return
     is_possible = host is not None and host.transparent_hugepages == "madvise"
     for texts in (KEEPS_MEMORY, *(HUGE_PAGES if is_possible else ())):
-        made = changes.changes_of(changes.parse([*texts]))
-        if not any(change.row.name in environment for change in made):
-            yield Candidate(text=changes.SEPARATOR.join(change.text for change in made), changes=made)
+        candidate = _from_outside(texts)
+        if not any(change.row.name in environment for change in candidate.changes):
+            yield candidate
 
 
 def _of_row(row: Row, run: Record, folder: Path) -> Iterator[Candidate]:
@@ -188,12 +195,13 @@ def _of_row(row: Row, run: Record, folder: Path) -> Iterator[Candidate]:
     if row.name == "DataLoader":
         values, why = _of_loader(row, made, run) if made else ([], "")
     elif row.name == "optimizer":
-        values, why = _of_optimizer(row, made) if made else ([], "")
+        # torch's fused kernels do more than foreach.
+        is_done = made and (made.fused or (row.argument == "foreach" and made.foreach))
+        values, why = ["True"] if made else [], ALREADY if is_done else ""
     else:
         values = _of_step(row, run, folder)
     for value in values:
-        change = row.parsed(value)
-        yield placed(Candidate(text=change.text, changes=(change,), why_not=why), run)
+        yield placed(replace(_from_outside(row.form.format(value)), why_not=why), run)
 
 
 def _of_loader(row: Row, loader: Constructor, run: Record) -> tuple[list[str], str]:
@@ -211,11 +219,6 @@ def _of_loader(row: Row, loader: Constructor, run: Record) -> tuple[list[str], s
     if row.argument == "num_workers" and loader.is_iterable:
         why = "its data set is iterable, and each worker would repeat the data"
     return values, why
-
-
-def _of_optimizer(row: Row, optimizer: Constructor) -> tuple[list[str], str]:
-    is_done = optimizer.fused or (row.argument == "foreach" and optimizer.foreach)
-    return ["True"], ALREADY if is_done else ""
 
 
 def _of_step(row: Row, run: Record, folder: Path) -> list[str]:

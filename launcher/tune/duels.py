@@ -5,19 +5,19 @@ import platform
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.duel import contest
 from launcher.duel.contest import Limits, Measured
-from launcher.duel.referee import Losses, judge_work
+from launcher.duel.referee import Losses, losses_of, refused_losses
 from launcher.duel.sides import Pair, Request, Side, Variant, plan_of_script
 from launcher.machine.runtime import Workplace
 from launcher.tune.candidates import Candidate, change_text, words_with
 from launcher.tune.evidence import Decision, Evidence, Trial, decide, digest, rule_of, segments_of
 from launcher.tune.tune import Base, Fought
 from workload.contract import bundle
-from workload.contract.changes import Likeness, compare_losses
+from workload.contract.changes import Effect, compare_losses
 from workload.contract.errors import InterruptedRunError, RooflaunchError, UsageError
 from workload.contract.record import Record
 from workload.contract.record_sections import SoftwareFacts
@@ -70,16 +70,12 @@ class LocalDuels:
         pair = Pair(a=self.side("A", a), b=self.side("B", b), are_equal=False)
         plans = (pair.a.plan, pair.b.plan)
         commands = [shlex.join(redacted(plan.spec.script)) for plan in plans]
-        course = _Course(
-            trial=replace(
-                trial, changes=(plans[0].spec.change, plans[1].spec.change), commands=(commands[0], commands[1])
-            ),
-            duels=self,
+        trial = replace(
+            trial, changes=(plans[0].spec.change, plans[1].spec.change), commands=(commands[0], commands[1])
         )
+        begun, records = segments_of(trial, self.request.output)
+        course = _Course(duels=self, trial=trial, segments=[*begun], records=records)
         limits = Limits(same_within=self.evidence().margin, max_time_s=max_time_s)
-        begun, course.records = segments_of(course.trial, self.request.output)
-        segments: Sequence[Measured] = course.segments
-        course.segments += begun
         ended, interrupted = "", None
         try:
             outcome = contest.fight(
@@ -97,10 +93,9 @@ class LocalDuels:
         except RooflaunchError as error:
             if course.last != "B" or isinstance(error, InterruptedRunError):
                 raise
-            failed = replace(course.trial, decision=Decision.FAILED, why=str(error))
-            return Fought(trial=failed)
-        decided = decide(course.trial, segments, course.records, self.evidence(), ended)
-        last = next((each for each in reversed(segments) if each.variant == "B"), None)
+            return Fought(trial=replace(course.trial, decision=Decision.FAILED, why=str(error)))
+        decided = decide(course.trial, course.segments, course.records, self.evidence(), ended)
+        last = next((each for each in reversed(course.segments) if each.variant == "B"), None)
         return Fought(trial=decided, base=base_of(b, last.folder) if last else None, interrupted=interrupted)
 
 
@@ -108,10 +103,10 @@ class LocalDuels:
 class _Course:
     """Runs of one duel: keeps the trial after each of them, and ends the duel if the referee refuses B."""
 
-    trial: Trial
     duels: LocalDuels
-    records: dict[str, list[Record]] = field(default_factory=lambda: {"A": [], "B": []})
-    segments: list[Measured] = field(default_factory=list)
+    trial: Trial
+    segments: list[Measured]
+    records: dict[str, list[Record]]
     last: str = ""
 
     def measure(self, side: Side, *, name: str, position: int, left_s: float, tell: Callable[[str], None]) -> Measured:
@@ -119,34 +114,24 @@ class _Course:
         self.last = side.variant
         segment = self.duels.run(side, name=name, position=position, left_s=left_s, tell=tell)
         record = bundle.read_record(segment.folder)
-        require_same_files(self.duels.evidence().files, (record.spec.script and record.spec.script.files) or {})
+        files = (record.spec.script and record.spec.script.files) or {}
+        for file, known in self.duels.evidence().files.items():
+            if files.get(file, known) != known:
+                raise ScriptChangedError(f"{file} has changed")
         self.trial = replace(self.trial, bundles={**self.trial.bundles, segment.folder.name: digest(segment.folder)})
         self.duels.keep(self.trial)
         self.segments.append(segment)
         self.records[side.variant].append(record)
-        if self.records["A"] and self.records["B"]:
-            evidence = self.duels.evidence()
-            if judge_work(self.records["A"], self.records["B"], self.trial.declared, evidence.losses).refusals:
-                raise _RefusedError
+        if decide(self.trial, self.segments, self.records, self.duels.evidence()).decision is Decision.REFUSED:
+            raise _RefusedError
         return segment
-
-
-def require_same_files(noted: Mapping[str, str], found: Mapping[str, str | None]) -> None:
-    """Raise `ScriptChangedError` if a file of the script has another SHA-256 than at the beginning."""
-    for name in noted.keys() & found.keys():
-        if noted[name] != found[name]:
-            raise ScriptChangedError(f"{name} has changed")
 
 
 def unchanged(evidence: Evidence, folder: Path) -> bool:
     """Whether this is the machine of the evidence, and the files of the script in `folder` are as they were."""
-    if evidence.machine.get("host") != platform.node():
-        return False
     paths = {name: folder / name for name in evidence.files}
-    return all(
-        path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == evidence.files[name]
-        for name, path in paths.items()
-    )
+    found = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in paths.items() if path.is_file()}
+    return evidence.machine.get("host") == platform.node() and found == evidence.files
 
 
 def base_of(candidates: Sequence[Candidate], folder: Path) -> Base:
@@ -179,21 +164,11 @@ def measure_original(duels: LocalDuels, evidence: Evidence, *, left_s: float) ->
         },
         originals={folder.name: digest(folder) for folder in folders},
     )
-    if evidence.losses is not Losses.ANY:
-        _require_judgeable(records)
-    return evidence, base_of((), folders[0])
-
-
-def _require_judgeable(records: Sequence[Record]) -> None:
-    losses = [(each.spec.script and each.spec.script.losses) or () for each in records]
-    found = compare_losses(losses, losses)
-    if found.likeness is Likeness.UNKNOWN:
+    losses = [losses_of(record) for record in records]
+    unusable = [*refused_losses(compare_losses(losses, losses), Effect.ROUNDING, [*losses[0], *losses[1]])]
+    if unusable and evidence.losses is not Losses.ANY:
         raise UsageError(
-            f"whether a change keeps the losses cannot be judged: {found.why}",
+            f"whether a change keeps the losses cannot be judged: {unusable[0]}",
             hint="torch.manual_seed(0) in the script, or --losses any to tune without this proof",
         )
-    if any(loss in ("nan", "inf", "-inf") for loss in losses[0]):
-        raise UsageError(
-            "the script's own losses are not finite, so they prove nothing",
-            hint="--losses any to tune without this proof",
-        )
+    return evidence, base_of((), folders[0])

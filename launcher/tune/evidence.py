@@ -14,11 +14,10 @@ from typing import Any
 
 from launcher.duel.contest import Limits, Measured, Rule, measured_of
 from launcher.duel.decision import DuelVerdict, order
-from launcher.duel.referee import Declared, Losses, Ruling, judge_work
-from launcher.tune.bounds import bound_of
+from launcher.duel.referee import Losses, Ruling, judge_work
+from launcher.tune.candidates import candidate_of
 from workload.contract import bundle
 from workload.contract.bundle import MANIFEST
-from workload.contract.changes import Effect, changes_of
 from workload.contract.errors import BundleError, RooflaunchError
 from workload.contract.operating_system import replace_text
 from workload.contract.record import Record
@@ -44,7 +43,7 @@ class Decision(StrEnum):
 class Trial:
     """A duel: `change` on top of `base`, which is A. `error`: chance of accepting it although it is no gain.
 
-    `name`: of the duel. `line`, `callee`: line and name of the constructor that changes. `is_final`: all accepted
+    `name`: of the duel. `line`: of the constructor that changes. `is_final`: all accepted
     changes together against the original. `changes`, `commands`: option --change and command of A and of B. `bundles`:
     SHA-256 of the manifest of each run, in order. `gain`, `low`, `high`: growth of throughput with its interval; None
     if unknown. `losses`: how they compare, in words. `at_most`: bound of the gain, from the run `bound_by`.
@@ -53,12 +52,9 @@ class Trial:
     name: str
     change: str
     line: str | None = None
-    callee: str = ""
     base: tuple[str, ...] = ()
     changes: tuple[str | None, str | None] = (None, None)
     commands: tuple[str, str] = ("", "")
-    effect: Effect = Effect.SAME
-    precisions: tuple[str, ...] = ()
     error: float
     is_final: bool = False
     at_most: float | None = None
@@ -70,11 +66,6 @@ class Trial:
     high: float | None = None
     losses: str = ""
     why: str = ""
-
-    @property
-    def declared(self) -> Declared:
-        """Declaration of the change for the referee."""
-        return Declared(effect=self.effect, precisions=frozenset(self.precisions))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,20 +92,10 @@ class Evidence:
         """Part of `ERROR` that is left: a trial spends its own, and an accepted one gets it back."""
         return ERROR - sum(trial.error for trial in self.trials if trial.decision is not Decision.ACCEPTED)
 
-    @property
-    def accepted(self) -> tuple[str, ...]:
-        """Texts of the accepted changes; a later one may replace an earlier one that sets the same."""
-        return tuple(
-            trial.change for trial in self.trials if trial.decision is Decision.ACCEPTED and not trial.is_final
-        )
-
     def with_trial(self, trial: Trial) -> "Evidence":
         """Evidence with this trial, in place of the one of this name."""
-        if any(known.name == trial.name for known in self.trials):
-            trials = tuple(trial if known.name == trial.name else known for known in self.trials)
-        else:
-            trials = (*self.trials, trial)
-        return replace(self, trials=trials)
+        trials = {known.name: known for known in self.trials} | {trial.name: trial}
+        return replace(self, trials=tuple(trials.values()))
 
     def write(self, folder: Path) -> None:
         """Write the file of the tuning in `folder`, atomically."""
@@ -142,7 +123,7 @@ def read(path: Path) -> Evidence:
 
 def _typed(kind: type, row: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a dataclass from JSON: tuples for lists, members of enumerations for their texts."""
-    enums = {"decision": Decision, "effect": Effect, "losses": Losses if kind is Evidence else str}
+    enums = {"decision": Decision, "losses": Losses if kind is Evidence else str}
     known = {item.name for item in fields(kind)}
     if unknown := row.keys() - known:
         raise ValueError(f"unknown key '{min(unknown)}'")
@@ -170,12 +151,12 @@ def decide(
     """The trial with its decision. `records`: those of the segments, by variant. `ended`: why no more runs follow."""
     limits, rule = Limits(same_within=evidence.margin, max_time_s=0), rule_of(trial)
     state = rule.state(segments, limits)
-    is_judged = bool(records["A"] and records["B"])
-    ruling = (
-        judge_work(records["A"], records["B"], trial.declared, evidence.losses)
-        if is_judged
-        else Ruling(refusals=(), losses="")
-    )
+    ruling = Ruling(refusals=(), losses="")
+    if records["A"] and records["B"]:
+        made = candidate_of(trial.change)
+        ruling = judge_work(
+            records["A"], records["B"], effect=made.effect, precisions=made.precisions, rule=evidence.losses
+        )
     if ruling.refusals:
         decision, why = Decision.REFUSED, "; ".join(ruling.refusals)
     elif state.verdict is DuelVerdict.FASTER:
@@ -248,8 +229,7 @@ def _check_trial(trial: Trial, evidence: Evidence, folder: Path) -> Iterator[str
         again = decide(trial, *segments_of(trial, folder), evidence, trial.why)
         if trial.bound_by and not trial.is_final:
             run = bundle.read(folder / trial.bound_by)
-            bound = bound_of(changes_of(trial.change), run.record, run.steps())
-            again = replace(again, at_most=bound.gain)
+            again = replace(again, at_most=candidate_of(trial.change).bound(run.record, run.steps()))
     except (RooflaunchError, ValueError) as error:
         yield f"{trial.change}: {error}"
         return

@@ -14,9 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# Positions of arguments that a call may also give without their names: signatures of DataLoader and zero_grad in
-# PyTorch 2.
-POSITIONS = {"num_workers": 5, "pin_memory": 7, "set_to_none": 0}
+# Positions of arguments that a call may also give without their names: signature of DataLoader in PyTorch 2.
+POSITIONS = {"num_workers": 5, "pin_memory": 7}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +54,6 @@ class CannotWriteError(Exception):
     """Error: a change has no certain place in the source; the text says why."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Insertion:
-    """Replacement of the characters from `start` to `end` of a source text."""
-
-    start: int
-    end: int
-    text: str
-
-
 def patch_of(edits: Sequence[Argument | Statement], folder: Path, notes: Sequence[str] = ()) -> Patch:
     """Patch with all `edits`, with paths relative to `folder`. `notes`: further sentences in front of the diff."""
     unwritten, diffs = [*notes], []
@@ -97,15 +87,16 @@ def _note(edit: Argument | Statement, why: str) -> str:
 
 def _edited(source: str, edit: Argument | Statement) -> str:
     try:
-        insertion = _statement(source, edit) if isinstance(edit, Statement) else _argument(source, edit)
-        after = source[: insertion.start] + insertion.text + source[insertion.end :]
+        start, end, text = _statement(source, edit) if isinstance(edit, Statement) else _argument(source, edit)
+        after = source[:start] + text + source[end:]
         ast.parse(after)
     except (SyntaxError, ValueError) as error:
         raise CannotWriteError("the call is written in a way that this program does not edit") from error
     return after
 
 
-def _argument(source: str, edit: Argument) -> _Insertion:
+def _argument(source: str, edit: Argument) -> tuple[int, int, str]:
+    """Start and end of the characters to replace, and the new text."""
     call, at = _call(source, edit), _Positions(source)
     position = POSITIONS.get(edit.argument, len(call.args))
     given = next((keyword.value for keyword in call.keywords if keyword.arg == edit.argument), None)
@@ -114,13 +105,13 @@ def _argument(source: str, edit: Argument) -> _Insertion:
     if given is None and position < len(call.args):
         given = call.args[position]
     if given is not None:
-        return _Insertion(start=at.start_of(given), end=at.end_of(given), text=edit.value)
+        return *at.of_node(given), edit.value
     if any(keyword.arg is None for keyword in call.keywords):
         raise CannotWriteError("the call takes its arguments from a dict")
     # The closing bracket is the last character of the call.
-    last, end = _token_before(source, at, at.end_of(call) - 1)
+    last, end = _token_before(source, at, at.of_node(call)[1] - 1)
     text = f"{edit.argument}={edit.value}"
-    return _Insertion(start=end, end=end, text={",": f" {text},", "(": text}.get(last, f", {text}"))
+    return end, end, {",": f" {text},", "(": text}.get(last, f", {text}")
 
 
 def _call(source: str, edit: Argument) -> ast.Call:
@@ -155,16 +146,11 @@ class _Positions:
         """Position of a column in characters, as tokens count."""
         return self._starts[line - 1] + column
 
-    def start_of(self, node: ast.expr) -> int:
-        """Position of the first character of a node, whose columns are bytes in UTF-8."""
-        return self._of_bytes(node.lineno, node.col_offset)
-
-    def end_of(self, node: ast.expr | ast.stmt) -> int:
-        """Position behind the last character of a node."""
-        return self._of_bytes(node.end_lineno or 0, node.end_col_offset or 0)
-
-    def _of_bytes(self, line: int, column: int) -> int:
-        return self.of(line, len(self.lines[line - 1].encode()[:column].decode()))
+    def of_node(self, node: ast.expr) -> tuple[int, int]:
+        """Positions of a node's first character and behind its last, from columns that count bytes in UTF-8."""
+        ends = ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0))
+        start, end = (self.of(line, len(self.lines[line - 1].encode()[:column].decode())) for line, column in ends)
+        return start, end
 
 
 def _token_before(source: str, at: _Positions, position: int) -> tuple[str, int]:
@@ -178,7 +164,7 @@ def _token_before(source: str, at: _Positions, position: int) -> tuple[str, int]
     return last
 
 
-def _statement(source: str, edit: Statement) -> _Insertion:
+def _statement(source: str, edit: Statement) -> tuple[int, int, str]:
     imports, at = list(_leading_imports(ast.parse(source))), _Positions(source)
     if not imports:
         raise CannotWriteError("its file does not begin with imports")
@@ -188,9 +174,7 @@ def _statement(source: str, edit: Statement) -> _Insertion:
     last = imports[-1].end_lineno or 0
     end = at.of(last, len(at.lines[last - 1]))
     first = "" if source[:end].endswith("\n") else ending
-    return _Insertion(
-        start=end, end=end, text=f"{first}{'' if has_torch else f'import torch{ending}'}{edit.code}{ending}"
-    )
+    return end, end, f"{first}{'' if has_torch else f'import torch{ending}'}{edit.code}{ending}"
 
 
 def _leading_imports(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:

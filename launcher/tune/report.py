@@ -28,12 +28,18 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    """Result of a tuning. `accepted`: the changes in the patch."""
+class Tuned:
+    """Result of a tuning. `accepted`: the changes in the patch; `patch_file`: None if nothing could be written.
+
+    `interrupted`: the error after Ctrl-C.
+    """
 
     rows: Sequence[Row]
     accepted: Sequence[Candidate]
     patch: Patch
+    patch_file: Path | None
+    evidence: Path
+    interrupted: InterruptedRunError | None
 
     @property
     def exit_code(self) -> ExitCode:
@@ -74,20 +80,21 @@ def row_json(row: Row) -> dict[str, Any]:
     }
 
 
-def table(rows: Sequence[Row], width: int | None = None) -> str:
-    """Rows for people."""
-    return render([_cells(row) for row in rows], COLUMNS, TableFormat.TABLE, width=width)
-
-
 def _cells(row: Row) -> dict[str, Any]:
     trial = row.trial
+    if trial is None:
+        decided = f"not tried: {row.why_not}"
+    else:
+        runs = counted(len(trial.bundles), "run")
+        is_clear = trial.decision in (Decision.ACCEPTED, Decision.BELOW)
+        decided = runs if is_clear else f"{trial.decision}: {trial.why}, {runs}"
     return {
         "change": row.text,
         "line": row.line,
         "at_most": None if row.at_most is None or row.at_most > MOST_SHOWN else signed_percent(row.at_most),
         "measured": _measured(row),
         "losses": (trial and trial.losses) or None,
-        "decided": f"not tried: {row.why_not}" if trial is None else _decided(row),
+        "decided": decided,
     }
 
 
@@ -99,33 +106,9 @@ def _measured(row: Row) -> str | None:
         return trial.why
     if trial.low is None or trial.high is None:
         return signed_percent(trial.gain)
-    return f"{signed_percent(trial.gain)} ({percent_of(trial.low)} to {percent_of(trial.high)})"
-
-
-def percent_of(share: float) -> str:
-    """Percent with a sign only if it is negative, and without the sign of percent."""
-    return f"{100 * share:.2g}" if abs(share) < 0.1 else f"{100 * share:.0f}"  # noqa: PLR2004 - two digits
-
-
-def _decided(row: Row) -> str:
-    trial = row.trial
-    assert trial is not None
-    runs = counted(len(trial.bundles), "run")
-    match trial.decision:
-        case Decision.ACCEPTED | Decision.BELOW:
-            return runs
-        case decision:
-            return f"{decision}: {trial.why}, {runs}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tuned:
-    """End of a tuning. `patch`: its file, None without one; `interrupted`: the error after Ctrl-C."""
-
-    result: Result
-    patch: Path | None
-    evidence: Path
-    interrupted: InterruptedRunError | None
+    # Two digits, and no sign of percent.
+    figures = [f"{100 * share:.2g}" if abs(share) < 0.1 else f"{100 * share:.0f}" for share in (trial.low, trial.high)]  # noqa: PLR2004
+    return f"{signed_percent(trial.gain)} ({figures[0]} to {figures[1]})"
 
 
 def line(row: Row) -> str:
@@ -136,22 +119,22 @@ def line(row: Row) -> str:
 
 def text(tuned: Tuned, width: int | None = None) -> str:
     """Result for people: the table, what is left to the user, and the files."""
-    lines = [table(tuned.result.rows, width)]
-    lines += [f"note       {note}" for note in tuned.result.patch.notes]
-    lines += [tuned.result.patch.diff.rstrip("\n")] if tuned.patch else []
-    lines += [f"patch      {tuned.patch}   (git apply {tuned.patch})"] if tuned.patch else []
+    lines = [render([_cells(row) for row in tuned.rows], COLUMNS, TableFormat.TABLE, width=width)]
+    lines += [f"note       {note}" for note in tuned.patch.notes]
+    lines += [tuned.patch.diff.rstrip("\n")] if tuned.patch_file else []
+    lines += [f"patch      {tuned.patch_file}   (git apply {tuned.patch_file})"] if tuned.patch_file else []
     return "\n".join([*lines, f"evidence   {tuned.evidence}   (launch tune --check {tuned.evidence})"])
 
 
 def end_json(tuned: Tuned) -> dict[str, Any]:
     """Last object for programs."""
     return {
-        "accepted": [candidate.text for candidate in tuned.result.accepted],
-        "patch": tuned.patch and str(tuned.patch),
-        "notes": list(tuned.result.patch.notes),
+        "accepted": [candidate.text for candidate in tuned.accepted],
+        "patch": tuned.patch_file and str(tuned.patch_file),
+        "notes": list(tuned.patch.notes),
         "evidence": str(tuned.evidence),
         "interrupted": bool(tuned.interrupted),
-        "exit_code": tuned.result.exit_code,
+        "exit_code": tuned.exit_code,
     }
 
 

@@ -49,11 +49,6 @@ class Asked:
         )
 
 
-def request_of(shared: Mapping[str, object], words: Sequence[str], *, output: Path, data: str | None) -> Request:
-    """Request of a run of the script. `shared`: typed run options."""
-    return Request(shared=shared, words=tuple(words), commits=None, images=None, output=output, data=data)
-
-
 def tune(asked: Asked, *, tell: Callable[[str], None], show: Callable[[Row], None]) -> report.Tuned:
     """Tune a script; `show` gets each row as it is decided. Raises `UsageError` if another tuning uses the folder."""
     folder = asked.request.output
@@ -96,7 +91,10 @@ class _Session:
 
     def run(self) -> report.Tuned:
         """Measure, try, and write down what was found."""
-        base = self._go_on() or self._begin()
+        base = self._go_on()
+        if base is None:
+            found, base = measure_original(self._duels, self._evidence, left_s=self._asked.max_time_s)
+            self._save(found)
         self._tell(report.headline(base.run))
         tuning = Tuning(
             evidence=self._evidence,
@@ -126,13 +124,6 @@ class _Session:
     def _keep(self, trial: Trial) -> None:
         self._save(self._evidence.with_trial(trial))
 
-    # --- the beginning
-
-    def _begin(self) -> Base:
-        found, base = measure_original(self._duels, self._evidence, left_s=self._asked.max_time_s)
-        self._save(found)
-        return base
-
     def _go_on(self) -> Base | None:
         """Base of the tuning that this folder already has; None if there is none, or if it is another one."""
         path = self._folder / evidence.FILE
@@ -150,9 +141,11 @@ class _Session:
             self._evidence = found
             accepted: tuple[Candidate, ...] = ()
             run_id = next(iter(found.originals))
+            original = bundle.read_record(self._folder / run_id)
             for trial in found.trials:
                 if trial.decision is Decision.ACCEPTED and not trial.is_final:
-                    accepted = candidates.with_candidate(accepted, candidate_of(trial))
+                    again = candidates.placed(candidates.candidate_of(trial.change), original)
+                    accepted = candidates.with_candidate(accepted, again)
                     run_id = _last_of_b(trial, self._folder)
             decided = sum(each.decision is not Decision.OPEN for each in found.trials if not each.is_final)
             known = f"{counted(decided, 'change')} {'is' if decided == 1 else 'are'} decided"
@@ -174,8 +167,10 @@ class _Session:
         hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()} if patch.diff else {}
         self._save(replace(self._evidence, patch=hashes))
         return report.Tuned(
-            result=report.Result(rows=rows, accepted=accepted, patch=patch),
-            patch=path if patch.diff else None,
+            rows=rows,
+            accepted=accepted,
+            patch=patch,
+            patch_file=path if patch.diff else None,
             evidence=self._folder / evidence.FILE,
             interrupted=tuning.interrupted,
         )
@@ -194,11 +189,6 @@ def home_of(words: Sequence[str], folder: Path) -> tuple[Path, Path | None]:
         return folder, None
     path = Path(spec.origin).resolve()
     return path.parent, path.with_name("__main__.py") if path.name == "__init__.py" else path
-
-
-def candidate_of(trial: Trial) -> Candidate:
-    """The candidate of a trial, from its text."""
-    return replace(candidates.asked([trial.change])[0], line=trial.line, callee=trial.callee)
 
 
 def _last_of_b(trial: Trial, folder: Path) -> str:

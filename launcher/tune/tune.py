@@ -164,7 +164,7 @@ class Tuning:
         return [candidate for _, candidate in sorted(ranked, key=lambda each: each[0])]
 
     def _gain(self, candidate: Candidate) -> float | None:
-        return candidate.bound(self.base.run, self.base.steps).gain
+        return candidate.bound(self.base.run, self.base.steps)
 
     def _begun(self, candidate: Candidate, base: Sequence[Candidate]) -> Trial | None:
         """Undecided trial of an earlier session whose duel can go on."""
@@ -174,15 +174,12 @@ class Tuning:
         )
 
     def _new(self, candidate: Candidate, base: Sequence[Candidate], *, planned: int, is_final: bool = False) -> Trial:
-        gain, declared = self._gain(candidate), candidate.declared
+        gain = self._gain(candidate)
         return Trial(
             name=f"tune-{secrets.token_hex(3)}",
             change=candidate.text,
             line=candidate.line,
-            callee=candidate.callee,
             base=tuple(each.text for each in base),
-            effect=declared.effect,
-            precisions=tuple(sorted(declared.precisions)),
             error=self.evidence.wealth / planned,
             is_final=is_final,
             at_most=None if is_final else gain,

@@ -46,6 +46,12 @@ SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     ),
 }
 FLUSH = "torch.set_flush_denormal({})"
+# Why a change was never made, by how it is made; settings are made with the first optimizer.
+NO_OPTIMIZER = "the script makes no optimizer of torch.optim"
+WHY_NEVER = {
+    Via.METHOD: "the script never calls zero_grad",
+    Via.MODULE: "the script calls no module with trained parameters",
+}
 
 
 @dataclass(kw_only=True)
@@ -217,7 +223,7 @@ class Changes:
         dynamo = sys.modules.get("torch._dynamo")
         notes = []
         for change in self._changes:
-            why = "" if change in self._done else self._why.get(change, _why_never(change))
+            why = "" if change in self._done else self._why.get(change, WHY_NEVER.get(change.row.via, NO_OPTIMIZER))
             if change.row.via is Via.CONSTRUCTOR:
                 why = self._why_not_in_step(change, in_step)
             elif change.row.form in SETTINGS and not why and SETTINGS[change.row.form][0]() != change.value:
@@ -232,12 +238,13 @@ class Changes:
         return notes
 
     def _why_not_in_step(self, change: Change, in_step: set[int]) -> str:
-        living = [(made, thing) for made in self._made if (thing := made.reference()) is not None]
-        of_kind = [(made, thing) for made, thing in living if _is_of(thing, change.row.name)]
+        is_loader = change.row.name == "DataLoader"
+        kind: type = torch.utils.data.DataLoader if is_loader else torch.optim.Optimizer
+        of_kind = [(made, thing) for made in self._made if isinstance(thing := made.reference(), kind)]
         used = [(made, thing) for made, thing in of_kind if id(thing) in in_step]
         if not used:
-            kind = "DataLoader" if change.row.name == "DataLoader" else "optimizer of torch.optim"
-            return f"the training step uses no {kind}" if of_kind else f"the script makes no {kind}"
+            name = "DataLoader" if is_loader else "optimizer of torch.optim"
+            return f"the training step uses no {name}" if of_kind else f"the script makes no {name}"
         # A library copies the DataLoader that the user's line has made, with its settings.
         has_changed = any(_is_changed(made, thing, change) for made, thing in of_kind)
         reasons = []
@@ -285,10 +292,6 @@ def line_of_user(folder: Path) -> str | None:
             return f"{path.relative_to(folder).as_posix()}:{frame.f_lineno}" if is_users else None
         frame = frame.f_back
     return None
-
-
-def _is_of(thing: Any, name: str) -> bool:
-    return isinstance(thing, torch.utils.data.DataLoader if name == "DataLoader" else torch.optim.Optimizer)
 
 
 def _setting(thing: Any, name: str) -> Any:
@@ -351,16 +354,6 @@ def _no_gpu(change: Change) -> str:
     return "there is no NVIDIA GPU" if change.row.device == "cuda" and not torch.cuda.is_available() else ""
 
 
-def _why_never(change: Change) -> str:
-    match change.row.via:
-        case Via.METHOD:
-            return "the script never calls zero_grad"
-        case Via.MODULE:
-            return "the script calls no module with trained parameters"
-        case _:
-            return "the script makes no optimizer of torch.optim"
-
-
 def _compile(module: Module, _: Sequence[torch.Tensor]) -> str:
     if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:  # noqa: SLF001 - no public name
         return ALREADY
@@ -388,15 +381,13 @@ def _autocast(module: Module, trained: Sequence[torch.Tensor]) -> str:
         with torch.autocast(device, torch.bfloat16):
             found = own(*args, **kwargs) if own else type(this).forward(this, *args, **kwargs)
         # The script's loss is not inside; autocast would compute it in fp32.
-        return _pytree.tree_map_only(torch.Tensor, _to_fp32, found)
+        return _pytree.tree_map_only(
+            torch.Tensor, lambda tensor: tensor.float() if tensor.dtype is torch.bfloat16 else tensor, found
+        )
 
     # A bound method, so that copies of the module get one of their own.
     module.forward = types.MethodType(forward_in_bf16, module)
     return ""
-
-
-def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype is torch.bfloat16 else tensor
 
 
 # Changes of a module, which return why they are not made, by the form of their change.

@@ -46,8 +46,8 @@ def test_options_reach_the_tuning(
 
     def tune(request: session.Asked, **_: Any) -> report.Tuned:
         asked.append(request)
-        result = report.Result(rows=(), accepted=(), patch=Patch(diff=""))
-        return report.Tuned(result=result, patch=None, evidence=Path("out/evidence.json"), interrupted=None)
+        evidence, patch = Path("out/evidence.json"), Patch(diff="")
+        return report.Tuned(rows=(), accepted=(), patch=patch, patch_file=None, evidence=evidence, interrupted=None)
 
     monkeypatch.setattr(session, "tune", tune)
     words = ("--cpu", "--margin", "5%", "--max-time", "1h", "--losses", "any", "--try", "lr=1,2", "-o", "out")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.duel.referee import Declared, Losses, judge_work, parse_losses
+from launcher.duel.referee import Losses, judge_work, parse_losses
 from tests.launcher.tune.script_runs import a_run, changed, texts
 from workload.contract.changes import Effect
 from workload.contract.errors import UsageError
@@ -26,11 +26,15 @@ def of_samples(samples: float) -> Callable[[Record], Record]:
     return lambda run: replace(run, timing=replace(run.timing, images=20 * samples))
 
 
-def refusals(alter: Callable[[Record], Record], declared: Declared, rule: Losses = Losses.ROUNDING) -> tuple[str, ...]:
-    return judge_work([A, A], [alter(A), alter(A)], declared, rule).refusals
+def refusals(
+    alter: Callable[[Record], Record],
+    effect: Effect = Effect.SAME,
+    precision: str = "fp32",
+    rule: Losses = Losses.ROUNDING,
+) -> tuple[str, ...]:
+    return judge_work([A, A], [alter(A), alter(A)], effect=effect, precisions={precision}, rule=rule).refusals
 
 
-SAME = Declared(effect=Effect.SAME)
 CHEATS: dict[str, tuple[Callable[[Record], Record], str]] = {
     "half the batch": (
         lambda run: of_samples(16)(with_flop(fp32=1e9)(run)),
@@ -80,11 +84,11 @@ CHEATS: dict[str, tuple[Callable[[Record], Record], str]] = {
 
 @pytest.mark.parametrize(("alter", "reason"), CHEATS.values(), ids=CHEATS)
 def test_less_work_is_refused_by_name(alter: Callable[[Record], Record], reason: str) -> None:
-    assert refusals(alter, SAME) == (reason,)
+    assert refusals(alter) == (reason,)
 
 
 def test_same_work_is_not_refused() -> None:
-    ruling = judge_work([A, A], [A], SAME)
+    ruling = judge_work([A, A], [A], effect=Effect.SAME)
 
     assert ruling.refusals == ()
     assert ruling.losses == "same to the bit (the first 3 losses)"
@@ -94,53 +98,36 @@ ROUNDED = changed(losses=texts((2.5, 2.25, 2.01)))
 
 
 @pytest.mark.parametrize(
-    ("alter", "declared", "rule", "is_refused"),
+    ("alter", "effect", "precision", "rule", "is_refused"),
     [
-        pytest.param(ROUNDED, Declared(effect=Effect.ROUNDING), Losses.ROUNDING, False, id="rounding declared"),
-        pytest.param(ROUNDED, SAME, Losses.ROUNDING, True, id="rounding not declared"),
-        pytest.param(ROUNDED, SAME, Losses.ANY, False, id="losses do not count"),
-        pytest.param(
-            with_flop(bf16=2e9),
-            Declared(effect=Effect.ROUNDING, precisions=frozenset({"bf16"})),
-            Losses.ROUNDING,
-            False,
-            id="precision declared",
-        ),
-        pytest.param(
-            with_flop(amp=2e9),
-            Declared(effect=Effect.ROUNDING, precisions=frozenset({"bf16"})),
-            Losses.ROUNDING,
-            True,
-            id="another precision declared",
-        ),
-        pytest.param(with_flop(fp64=2e9), SAME, Losses.ROUNDING, False, id="higher precision"),
-        pytest.param(
-            lambda run: of_samples(64)(with_flop(fp32=4e9)(run)),
-            Declared(effect=Effect.TRAINING),
-            Losses.ROUNDING,
-            False,
-            id="larger batch",
-        ),
-        pytest.param(with_flop(fp32=1.99e9), SAME, Losses.ROUNDING, False, id="one percent less"),
+        (ROUNDED, Effect.ROUNDING, "fp32", Losses.ROUNDING, False),
+        (ROUNDED, Effect.SAME, "fp32", Losses.ROUNDING, True),
+        (ROUNDED, Effect.SAME, "fp32", Losses.ANY, False),
+        (with_flop(bf16=2e9), Effect.ROUNDING, "bf16", Losses.ROUNDING, False),
+        (with_flop(amp=2e9), Effect.ROUNDING, "bf16", Losses.ROUNDING, True),
+        # A higher precision, a larger batch, and one percent less work.
+        (with_flop(fp64=2e9), Effect.SAME, "fp32", Losses.ROUNDING, False),
+        (CHEATS["samples counted twice"][0], Effect.TRAINING, "fp32", Losses.ROUNDING, False),
+        (with_flop(fp32=1.99e9), Effect.SAME, "fp32", Losses.ROUNDING, False),
     ],
 )
 def test_what_is_declared_is_not_refused(
-    alter: Callable[[Record], Record], declared: Declared, rule: Losses, is_refused: bool
+    alter: Callable[[Record], Record], effect: Effect, precision: str, rule: Losses, is_refused: bool
 ) -> None:
-    assert bool(refusals(alter, declared, rule)) is is_refused
+    assert bool(refusals(alter, effect, precision, rule)) is is_refused
 
 
 def test_original_that_is_not_the_same_to_the_bit_asks_no_variant_to_be() -> None:
     other = ROUNDED(A)
 
-    assert judge_work([A, other], [A, other], SAME).refusals == ()
+    assert judge_work([A, other], [A, other], effect=Effect.SAME).refusals == ()
 
 
 def test_checkpointed_forward_pass_is_no_work_of_its_own() -> None:
     work = ComplexityRecord(train_flop_per_step=3e9, recomputed_flop_per_step=1e9, flop_by_precision={"fp32": 3e9})
     original = replace(A, complexity=work)
 
-    assert judge_work([original], [A], SAME).refusals == ()
+    assert judge_work([original], [A], effect=Effect.SAME).refusals == ()
 
 
 def test_unknown_rule_is_a_usage_error() -> None:

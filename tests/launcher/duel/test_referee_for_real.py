@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.duel.referee import Declared, judge_work
+from launcher.duel.referee import judge_work
 from tests.workload.script_stage import measured
 from workload.contract import bundle
 from workload.contract.changes import Effect
@@ -91,13 +91,13 @@ def original(run: Callable[[str], Record]) -> Record:
     ],
 )
 def test_cheat_is_refused(cheat: str, reason: str, original: Record, run: Callable[[str], Record]) -> None:
-    ruling = judge_work([original, original], [run(cheat)], Declared(effect=Effect.ROUNDING))
+    ruling = judge_work([original, original], [run(cheat)], effect=Effect.ROUNDING)
 
     assert reason in "; ".join(ruling.refusals)
 
 
 def test_same_script_is_not_refused(original: Record, run: Callable[[str], Record]) -> None:
-    ruling = judge_work([original], [run("nothing")], Declared(effect=Effect.SAME))
+    ruling = judge_work([original], [run("nothing")], effect=Effect.SAME)
 
     assert ruling.refusals == ()
     assert ruling.losses.startswith("same to the bit")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.tune.bounds import Part, bound_of
+from launcher.tune.bounds import bound_of
 from tests.launcher.tune.script_runs import a_run, rows
 from workload.contract.changes import changes_of
 from workload.contract.record import Record
@@ -14,36 +14,33 @@ GPU = replace(RUN, ceilings=None)
 
 
 @pytest.mark.parametrize(
-    ("change", "run", "share", "part"),
+    ("change", "run", "share"),
     [
-        pytest.param("DataLoader(num_workers=2)", RUN, 0.4, Part.WAITS, id="waits: 40 of 100 ms"),
-        pytest.param("optimizer(foreach=True)", RUN, 0.1, Part.OPTIMIZER, id="optimizer: 10 of 100 ms"),
-        pytest.param("MALLOC_MMAP_MAX_=0", RUN, 0.05, Part.KERNEL, id="kernel: 0.1 of 2 CPUs"),
-        pytest.param("MALLOC_MMAP_MAX_=0; MALLOC_TRIM_THRESHOLD_=0", RUN, 0.05, Part.KERNEL, id="the larger of two"),
-        pytest.param("channels_last", RUN, 0.8, Part.STEP, id="all but 20 of 100 ms"),
-        pytest.param("autocast(bfloat16)", RUN, 0.9, Part.STEP, id="all but 10 ms at the ceiling of bf16"),
-        pytest.param("torch.set_float32_matmul_precision(high)", RUN, None, Part.STEP, id="no ceiling of TF32"),
-        pytest.param("channels_last", GPU, None, Part.STEP, id="no ceiling"),
-        pytest.param("torch.set_num_threads(1)", RUN, None, Part.STEP, id="the ceiling is of other threads"),
-        pytest.param("DataLoader(pin_memory=True)", RUN, 0.8, Part.STEP, id="waits or step"),
+        pytest.param("DataLoader(num_workers=2)", RUN, 0.4, id="waits: 40 of 100 ms"),
+        pytest.param("optimizer(foreach=True)", RUN, 0.1, id="optimizer: 10 of 100 ms"),
+        pytest.param("MALLOC_MMAP_MAX_=0", RUN, 0.05, id="kernel: 0.1 of 2 CPUs"),
+        pytest.param("MALLOC_MMAP_MAX_=0; MALLOC_TRIM_THRESHOLD_=0", RUN, 0.05, id="the larger of two"),
+        pytest.param("channels_last", RUN, 0.8, id="all but 20 of 100 ms"),
+        pytest.param("autocast(bfloat16)", RUN, 0.9, id="all but 10 ms at the ceiling of bf16"),
+        pytest.param("torch.set_float32_matmul_precision(high)", RUN, None, id="no ceiling of TF32"),
+        pytest.param("channels_last", GPU, None, id="no ceiling"),
+        pytest.param("torch.set_num_threads(1)", RUN, None, id="the ceiling is of other threads"),
+        pytest.param("DataLoader(pin_memory=True)", RUN, 0.8, id="waits or step"),
     ],
 )
-def test_bound_is_the_share_of_time_that_a_change_can_remove(
-    change: str, run: Record, share: float | None, part: Part
-) -> None:
+def test_bound_is_the_gain_if_the_share_of_the_part_goes(change: str, run: Record, share: float | None) -> None:
     bound = bound_of(changes_of(change), run, rows(run))
 
-    assert (bound.share, bound.part) == (share if share is None else pytest.approx(share), part)
-    assert bound.gain == (None if share is None else pytest.approx(share / (1 - share)))
+    assert bound == (None if share is None else pytest.approx(share / (1 - share)))
 
 
 def test_optimizer_whose_time_is_unknown_has_no_bound() -> None:
     unknown = [{**row, "optimizer_s": ""} for row in rows(RUN)]
 
-    assert bound_of(changes_of("optimizer(fused=True)"), RUN, unknown).gain is None
+    assert bound_of(changes_of("optimizer(fused=True)"), RUN, unknown) is None
 
 
 def test_step_at_its_ceiling_has_nothing_to_gain() -> None:
     run = a_run(step_s=0.02, data_s=0.0)
 
-    assert bound_of(changes_of("torch.compile"), run, rows(run)).gain == 0
+    assert bound_of(changes_of("torch.compile"), run, rows(run)) == 0

@@ -44,13 +44,6 @@ def test_candidates_of_a_script_on_two_cpus() -> None:
     }
 
 
-def test_line_and_name_of_the_constructor_come_with_the_candidate() -> None:
-    found = {each.text: (each.line, each.callee) for each in candidates_of(a_run(), Losses.ROUNDING, Path(), {})}
-
-    assert found["optimizer(foreach=True)"] == ("train.py:3", "Adam")
-    assert found["torch.compile"] == (None, "")
-
-
 @pytest.mark.parametrize(
     ("run", "text", "why"),
     [
@@ -128,7 +121,7 @@ def test_argument_replaces_the_script_s_own(words: tuple[str, ...], expected: tu
     first, second = asked(["args.batch-size=48,64"])
 
     assert words_with(words, with_candidate([first], second)) == expected
-    assert (second.text, second.declared.effect, second.bound(a_run(), []).gain) == (
+    assert (second.text, second.effect, second.bound(a_run(), [])) == (
         "args.batch-size=64", Effect.TRAINING, None,
     )  # fmt: skip
 
@@ -154,6 +147,6 @@ def test_joined_candidates_declare_all_effects() -> None:
 
     together = joined([bf16, workers])
 
-    assert (together.declared.effect, together.declared.precisions) == (Effect.ROUNDING, {"bf16"})
+    assert (together.effect, together.precisions) == (Effect.ROUNDING, {"bf16"})
     assert together.text == "autocast(bfloat16); DataLoader(num_workers=2)"
-    assert workers.declared.effect is Effect.SAME
+    assert workers.effect is Effect.SAME

@@ -7,13 +7,11 @@ from typing import Any, cast
 import pytest
 
 from launcher.duel.referee import Losses
-from launcher.tune.bounds import Bound, Part
 from launcher.tune.candidates import Candidate
 from launcher.tune.evidence import ERROR, Decision, Evidence, Trial
 from launcher.tune.tune import ALL, Base, Fought, Row, Tuning
-from workload.contract.errors import InterruptedRunError
 
-YES, NO, OPEN, BAD = Decision.ACCEPTED, Decision.BELOW, Decision.OPEN, Decision.FAILED
+YES, NO, BAD = Decision.ACCEPTED, Decision.BELOW, Decision.FAILED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +25,9 @@ class Known(Candidate):
     def keys(self) -> frozenset[str]:
         return frozenset({self.sets or self.text})
 
-    def bound(self, run: Any, steps: Any) -> Bound:
+    def bound(self, run: Any, steps: Any) -> float | None:
         del run, steps
-        return Bound(share=None if self.most is None else self.most / (1 + self.most), part=Part.STEP)
+        return self.most
 
 
 @dataclass
@@ -40,33 +38,23 @@ class Fights:
     run_s: float = 100 / 28
     clock_s: float = 0.0
     fought: list[tuple[str, tuple[str, ...], tuple[str, ...], float]] = field(default_factory=list)
-    interrupts: str = ""
 
     def fight(self, trial: Trial, a: Sequence[Candidate], b: Sequence[Candidate], *, max_time_s: float) -> Fought:
         del max_time_s
         self.clock_s += 100.0
         name = ALL if trial.is_final else trial.change
         self.fought.append((name, *(tuple(each.text for each in side) for side in (a, b)), trial.error))
-        interrupted = InterruptedRunError("interrupted", hint="") if name == self.interrupts else None
-        decided = replace(trial, decision=self.results[name])
-        return Fought(trial=decided, base=base(*b), interrupted=interrupted)
+        return Fought(trial=replace(trial, decision=self.results[name]), base=base(*b))
 
 
 def base(*candidates: Candidate) -> Base:
     return Base(candidates=candidates, run_id="r", run=cast("Any", None), steps=())
 
 
-def tuning(
-    fights: Fights,
-    *candidates: Known,
-    max_time_s: float = 10_000.0,
-    trials: Sequence[Trial] = (),
-    begins: Base | None = None,
-) -> Tuning:
-    evidence = Evidence(rooflaunch="", command=(), margin=0.02, losses=Losses.ROUNDING, trials=tuple(trials))
+def tuning(fights: Fights, *candidates: Known, max_time_s: float = 10_000.0) -> Tuning:
     return Tuning(
-        evidence=evidence,
-        base=begins or base(),
+        evidence=Evidence(rooflaunch="", command=(), margin=0.02, losses=Losses.ROUNDING),
+        base=base(),
         candidates=lambda _: candidates,
         duels=fights,
         max_time_s=max_time_s,
@@ -162,28 +150,3 @@ def test_time_is_kept_for_the_final_trial() -> None:
         (ALL, YES),
     ]
     assert rows[2].is_open
-
-
-def test_interrupted_tuning_keeps_what_is_proved() -> None:
-    fights = Fights({"a": OPEN, "b": YES}, interrupts="a")
-
-    course = tuning(fights, A, B, C)
-    rows = list(course.run())
-
-    assert decided(rows) == [("b", YES), ("a", OPEN), ("c", "the tuning was interrupted")]
-    assert course.interrupted is not None
-    assert course.evidence.accepted == ("b",)
-
-
-def test_tuning_goes_on_with_the_open_duel_and_its_level() -> None:
-    before = Fights({"b": YES, "a": OPEN}, interrupts="a")
-    first = tuning(before, A, B)
-    list(first.run())
-
-    after = Fights({"a": YES, ALL: YES})
-    rows = list(tuning(after, A, B, trials=first.evidence.trials, begins=base(B)).run())
-
-    assert decided(rows) == [("b", YES), ("a", YES), (ALL, YES)]
-    assert after.fought[0] == before.fought[1]
-    names = [trial.name for trial in first.evidence.trials]
-    assert [row.trial and row.trial.name for row in rows[:2]] == names

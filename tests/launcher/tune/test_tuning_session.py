@@ -13,6 +13,7 @@ import pytest
 
 from launcher.duel import contest
 from launcher.duel.referee import Losses
+from launcher.duel.sides import Request
 from launcher.machine.runtime import Workplace
 from launcher.tune import candidates, evidence, report, session
 from launcher.tune.evidence import Decision
@@ -60,7 +61,9 @@ def tune(
     **more: Any,
 ) -> Tuned:
     asked = session.Asked(
-        request=session.request_of({"device": "cpu"}, (script, *words), output=Path("tune"), data=None),
+        request=Request(
+            shared={"device": "cpu"}, words=(script, *words), commits=None, images=None, output=Path("tune")
+        ),
         workplace=Workplace(folder=Path.cwd()),
         environment={},
         **{"margin": 0.02, "max_time_s": 1e6, "losses": losses, "tries": (), **more},
@@ -70,7 +73,7 @@ def tune(
 
 
 def decisions(tuned: Tuned) -> dict[str, str]:
-    return {row.text: row.trial.decision if row.trial else row.why_not for row in tuned.result.rows}
+    return {row.text: row.trial.decision if row.trial else row.why_not for row in tuned.rows}
 
 
 def findings(folder: str = "tune") -> list[str]:
@@ -84,15 +87,15 @@ def test_tuning_from_the_first_run_to_a_patch_that_applies(machine: Machine) -> 
     tuned = tune(told=told)
 
     assert decisions(tuned) == {WORKERS: "accepted", FOREACH: "accepted", FUSED: "below the margin", ALL: "accepted"}
-    assert tuned.result.exit_code == ExitCode.FASTER
-    [final] = [row.trial for row in tuned.result.rows if row.text == ALL and row.trial]
+    assert tuned.exit_code == ExitCode.FASTER
+    [final] = [row.trial for row in tuned.rows if row.text == ALL and row.trial]
     assert final.gain == pytest.approx(1 / (0.7 * 0.95) - 1, rel=0.02)
     assert final.low is not None
     assert final.high is not None
     assert final.low < 1 / (0.7 * 0.95) - 1 < final.high
     assert Path("train.py").read_text() == SOURCE
-    assert tuned.patch is not None
-    subprocess.run(["git", "apply", str(tuned.patch)], check=True)
+    assert tuned.patch_file is not None
+    subprocess.run(["git", "apply", str(tuned.patch_file)], check=True)
     changed_source = "import torch\nd = DataLoader(data, num_workers=2)\no = Adam(p, foreach=True)\n"
     assert Path("train.py").read_text() == changed_source
     assert findings() == []
@@ -124,7 +127,7 @@ def test_nothing_faster_is_exit_code_0_without_a_patch(machine: Machine) -> None
     tuned = tune()
 
     assert set(decisions(tuned).values()) == {"below the margin"}
-    assert (tuned.result.exit_code, tuned.patch, list(Path("tune").glob("*.patch"))) == (ExitCode.DONE, None, [])
+    assert (tuned.exit_code, tuned.patch_file, list(Path("tune").glob("*.patch"))) == (ExitCode.DONE, None, [])
 
 
 def test_change_that_crashes_is_a_result_and_the_others_are_tried(machine: Machine) -> None:
@@ -132,9 +135,9 @@ def test_change_that_crashes_is_a_result_and_the_others_are_tried(machine: Machi
     tuned = tune()
 
     assert decisions(tuned) == {WORKERS: "failed", FOREACH: "accepted", FUSED: "below the margin"}
-    [failed] = [row.trial for row in tuned.result.rows if row.text == WORKERS and row.trial]
+    [failed] = [row.trial for row in tuned.rows if row.text == WORKERS and row.trial]
     assert failed.why.endswith("of B: out of memory")
-    assert tuned.result.exit_code == ExitCode.FASTER
+    assert tuned.exit_code == ExitCode.FASTER
     assert findings() == []
 
 
@@ -160,7 +163,7 @@ def test_change_that_does_other_work_is_refused_after_its_first_run(
     machine.speed, machine.alter = FASTER, {"num_workers": alter}
     tuned = tune()
 
-    [refused] = [row.trial for row in tuned.result.rows if row.text == WORKERS and row.trial]
+    [refused] = [row.trial for row in tuned.rows if row.text == WORKERS and row.trial]
     assert refused.decision is Decision.REFUSED
     assert refused.why.startswith(why)
     assert len(refused.bundles) <= 3
@@ -171,10 +174,8 @@ def test_change_that_does_other_work_is_refused_after_its_first_run(
 @pytest.mark.parametrize(
     ("losses", "why"),
     [
-        pytest.param(
-            iter([(2.5,), (2.0,)]), "cannot be judged: two runs of the same side differ by 20 %", id="no seed"
-        ),
-        pytest.param(iter([(float("nan"),)] * 2), "the script's own losses are not finite", id="NaN"),
+        pytest.param(iter([(2.5,), (2.0,)]), "two runs of the same side differ by 20 %", id="no seed"),
+        pytest.param(iter([(float("nan"),)] * 2), "cannot be judged: losses are not finite", id="NaN"),
     ],
 )
 def test_losses_that_prove_nothing_need_a_rule(machine: Machine, losses: Any, why: str) -> None:
@@ -217,7 +218,7 @@ def test_argument_of_the_script_is_judged_by_throughput(machine: Machine) -> Non
 
     assert decisions(tuned)["args.batch=64"] == "accepted"
     assert decisions(tuned)["args.batch=128"] == "below the margin"
-    assert "--batch 64 is an argument of the script" in tuned.result.patch.notes
+    assert "--batch 64 is an argument of the script" in tuned.patch.notes
 
 
 # --- a tuning that goes on
@@ -249,29 +250,18 @@ def test_interrupted_tuning_goes_on_with_the_same_duel(machine: Machine) -> None
     assert findings() == []
 
 
-def test_finished_tuning_shows_its_result_again_without_a_run(machine: Machine) -> None:
-    machine.speed = FASTER
-    first = tune()
-    number = len(machine.runs)
-
-    second = tune()
-
-    assert len(machine.runs) == number
-    assert decisions(second) == decisions(first)
-    assert second.result.exit_code == ExitCode.FASTER
-
-
-def test_script_in_a_folder_below_goes_on_and_is_patched_there(machine: Machine) -> None:
+def test_finished_tuning_of_a_script_in_a_folder_shows_its_result_again(machine: Machine) -> None:
     machine.speed = {"num_workers=2": 0.7}
     (folder := Path("below")).mkdir()
     Path("train.py").rename(folder / "train.py")
     machine.files = lambda: {"train.py": sha256("below/train.py")}
 
     first, number = tune(script="below/train.py"), len(machine.runs)
-    tune(script="below/train.py")
+    second = tune(script="below/train.py")
 
     assert len(machine.runs) == number
-    assert "+++ b/below/train.py" in first.result.patch.diff
+    assert (decisions(second), second.exit_code) == (decisions(first), ExitCode.FASTER)
+    assert "+++ b/below/train.py" in first.patch.diff
 
 
 @pytest.mark.parametrize(
