@@ -16,7 +16,7 @@ from launcher.backends.rented_options import FitOptions
 from launcher.cli import gpus
 from launcher.jobs.places import Place, options_of, place_of
 from launcher.script.options import ScriptCommand, ThereOptions, Words, refuse_without_script
-from launcher.typer_options import DryRunOption, OutputOption, declare, instance_of, parameters_of, run_options
+from launcher.typer_options import DryRunOption, OutputOption, declare, instance_of, keyword, parameters_of, run_options
 from launcher.values import Command
 from workload.contract.invocation import Group, examples
 from workload.contract.program import FormatOption, grouped, option
@@ -103,10 +103,7 @@ def with_where(command: Callable[..., int], *, names_backend: bool = True) -> Ca
     options: dict[str, inspect.Parameter] = {}
     if names_backend:
         info = option("--backend", BACKEND_HELP, Group.PLACE, metavar="NAME", autocompletion=lambda: list(BACKENDS))
-        annotation = Annotated[str | None, info]
-        options["backend"] = inspect.Parameter(
-            "backend", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-        )
+        options["backend"] = keyword("backend", Annotated[str | None, info])
     for name in BACKENDS:
         for parameter in parameters_of(options_of(name).Where, required=False):
             options.setdefault(parameter.name, parameter)

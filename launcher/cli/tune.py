@@ -50,14 +50,10 @@ class TuneOptions:
     )
 
 
-class TuneCommand(ScriptCommand):
-    """Command `tune`, whose line ends in `-- train.py ARGS`."""
-
-
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
     declare(run_tune, parameters_of(TuneOptions, group=Group.MEASURING), before="output")
-    tune = grouped("tries", "max_time", "check", kind=TuneCommand)
+    tune = grouped("tries", "max_time", "check", kind=ScriptCommand)
     app.command("tune", cls=tune, epilog=EXAMPLES)(run_options(run_tune, without=(*LEFT_OUT, "change")))
 
 
