@@ -7,14 +7,10 @@ altair or google.
 import typer
 
 from analysis.commands import audit, fetch, report, tables
+from workload.contract.invocation import examples
 from workload.contract.program import VersionOption, grouped, help_unless_called
 
-# \b keeps the line breaks of the help text.
-EXAMPLES = """\b
-Examples:
-  analyze example --open
-  analyze report results
-"""
+EXAMPLES = examples("analyze example --open", "analyze report results")
 app = typer.Typer(
     name="analyze",
     help="Say what ran best, what limits it, and how sure that is.",

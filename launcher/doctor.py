@@ -3,7 +3,6 @@
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,9 +15,9 @@ from launcher.protocol.backend import Check, Health
 from launcher.values import DoctorPart
 from workload.contract.errors import ExitCode, ToolError
 from workload.contract.text import counted
-from workload.environment.machine import WITHOUT_COUNTERS, hosting_service, installed_ncus
+from workload.environment import gpu_index
+from workload.environment.machine import WITHOUT_COUNTERS, hosting_service, installed_ncus, run_tool
 
-TOOL_LIMIT_S = 20
 NO_GPU = "nvidia-smi shows no GPU"
 GPU_FIELDS = ("name", "compute_cap", "driver_version", "memory.total")
 UNLOCK = (
@@ -73,20 +72,6 @@ def render(checks: Sequence[Check]) -> str:
 def exit_code(checks: Sequence[Check]) -> ExitCode:
     """Exit code of `launch doctor`: 4 if there is a problem, else 0."""
     return ExitCode.TOOL if any(check.state is Health.PROBLEM for check in checks) else ExitCode.DONE
-
-
-def run_tool(command: Sequence[str]) -> str | None:
-    """Standard output of a program; None if the program is absent, fails or hangs."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_LIMIT_S, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout if done.returncode == 0 else None
-
-
-def find_ncu() -> str | None:
-    """Path of the `ncu` that a profile tries first; None if there is none."""
-    return next(map(str, installed_ncus(os.environ)), None)
 
 
 def _docker_checks() -> Iterator[Check]:
@@ -171,7 +156,7 @@ def _gpu_checks(*, needed: bool) -> Iterator[Check]:
         yield GPU.note("counters", "for administrators only (RmProfilingAdminOnly: 1)", cure)
     else:
         yield GPU.ok("counters", "open to every user")
-    if run_tool(("pgrep", "-x", "nv-hostengine")):
+    if run_tool("pgrep", "-x", "nv-hostengine"):
         cure = "while --profile ncu runs: sudo systemctl stop nvidia-dcgm, or dcgmi profile --pause"
         yield GPU.note("DCGM", "nv-hostengine is running and may block the counters", cure)
     else:
@@ -193,18 +178,20 @@ def _driver_check(gpu: SeenGpu, name: str) -> Check:
 
 
 def _ncu_check() -> Check:
-    path = find_ncu()
+    # A profile tries it first.
+    path = next(map(str, installed_ncus(os.environ)), None)
     if path is None:
         cure = "install Nsight Compute, or --runtime docker: flavours cuda and volta contain it"
         return GPU.note("ncu", "not on this machine", cure)
-    version = re.search(r"Version (\S+)", run_tool((path, "--version")) or "")
+    version = re.search(r"Version (\S+)", run_tool(path, "--version") or "")
     if version is None:
         return GPU.problem("ncu", f"{path} does not tell its version", "install Nsight Compute again")
     return GPU.ok("ncu", f"{version[1]} ({path})")
 
 
 def _gpus() -> list[SeenGpu]:
-    printed = run_tool(("nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader")) or ""
+    query = f"--query-gpu={','.join(GPU_FIELDS)}"
+    printed = run_tool("nvidia-smi", query, "--format=csv,noheader", limit_s=gpu_index.LIST_LIMIT_S) or ""
     rows = [[cell.strip() for cell in line.split(",")] for line in printed.splitlines()]
     listed = enumerate(row for row in rows if len(row) == len(GPU_FIELDS))
     gpus = []

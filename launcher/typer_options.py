@@ -44,7 +44,7 @@ def run_options(command: Callable[..., int], *, without: Collection[str] = ()) -
     """Give `command` every run option except `without`. It gets the typed options as `typed`, by field name."""
     run = [_parameter(item) for item in options() if item.name not in ("device", *without)]
     devices = [
-        _keyword(device.value, Annotated[bool, option(f"--{device}", text, Group.PLACE)], default=False)
+        keyword(device.value, Annotated[bool, option(f"--{device}", text, Group.PLACE)], default=False)
         for device, text in DEVICE_SWITCHES.items()
     ]
     own = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "typed"]
@@ -84,15 +84,16 @@ def _parameter(item: Option) -> inspect.Parameter:
     """Parameter for an option; None unless the user typed the option. Values stay text, which `Option.parse` checks."""
     if item.kind is bool:
         info = option(f"{item.flag}/{item.off_flag}", item.help, item.group)
-        return _keyword(item.name, Annotated[bool | None, info])
+        return keyword(item.name, Annotated[bool | None, info])
     known = "" if item.default is None else f" ({item.default})"
     metavar = "|".join(item.choices) or ("N" if item.is_number else item.name.upper())
     complete = (lambda: list(item.choices)) if item.choices else None
     info = option(item.flag, item.help + known, item.group, metavar=metavar, autocompletion=complete)
-    return _keyword(item.name, Annotated[list[str] | None if item.is_repeatable else str | None, info])
+    return keyword(item.name, Annotated[list[str] | None if item.is_repeatable else str | None, info])
 
 
-def _keyword(name: str, annotation: Any, default: object = None) -> inspect.Parameter:
+def keyword(name: str, annotation: Any, default: object = None) -> inspect.Parameter:
+    """Parameter of a command from which an option is made."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -152,4 +153,4 @@ def _choice_parameter(item: Any, hint: Any, *, group: Group, required: bool) -> 
     annotation = Annotated[hint, typer.Option(flag, help=item.metadata["help"], **{**quiet, **shown})]
     if item.default is MISSING and required:
         return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
-    return _keyword(item.name, annotation, default)
+    return keyword(item.name, annotation, default)

@@ -10,11 +10,6 @@ from workload.contract.spec import Option
 from workload.contract.tables import TableFormat
 
 
-def examples(*commands: str) -> str:
-    """End of a command's help."""
-    return "\n".join(["\b", "Examples:", *(f"  {command}" for command in commands), ""])
-
-
 class HelpText(argparse.HelpFormatter):
     """Lays out the help of a command, as wide as the terminal."""
 

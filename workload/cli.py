@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workload import __version__, log
-from workload.arguments import Parser, examples
+from workload.arguments import Parser
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -25,7 +25,7 @@ from workload.contract.errors import (
     UsageError,
     explain_shortage,
 )
-from workload.contract.invocation import Group
+from workload.contract.invocation import Group, examples
 from workload.contract.operating_system import from_checkout
 from workload.contract.process import interruption_deferred, pending_interruption, raise_if_interrupted, stoppable
 from workload.contract.ranks import NOTES_FLAG, is_reported_by_parent

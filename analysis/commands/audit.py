@@ -11,7 +11,7 @@ import typer
 import analysis
 from analysis.commands.shared import PeaksOption, VerifyOption, first_names, print_problems, use_peaks
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.invocation import Group, as_typed
+from workload.contract.invocation import Group, as_typed, examples
 from workload.contract.program import FormatOption, option
 from workload.contract.tables import Column, TableFormat, as_json
 from workload.contract.tables import render as render_table
@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 # Findings of a rule that are printed, and runs of a finding: longer lists are less useful than their number.
 SHOWN_FINDINGS, SHOWN_RUNS = 3, 1
 
-EXAMPLES = """\b
-Examples:
-  analyze audit results --strict
-  analyze audit --claims published.csv
-"""
+EXAMPLES = examples("analyze audit results --strict", "analyze audit --claims published.csv")
 
 
 def audit(

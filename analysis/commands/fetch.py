@@ -22,7 +22,7 @@ from analysis.commands.shared import (
     use_peaks,
 )
 from workload.contract.errors import ExitCode, InterruptedRunError, NothingToDoError, RooflaunchError
-from workload.contract.invocation import Group
+from workload.contract.invocation import Group, examples
 from workload.contract.operating_system import CAUSES
 from workload.contract.process import handled_by
 from workload.contract.program import FormatOption, option
@@ -33,11 +33,7 @@ if TYPE_CHECKING:
     from analysis.importing import UserFacts
     from workload.storage.fetch import FetchReport
 
-EXAMPLES = """\b
-Examples:
-  analyze fetch gs://BUCKET/PREFIX -o results
-  analyze fetch s3://BUCKET/PREFIX/runs/RUN_ID
-"""
+EXAMPLES = examples("analyze fetch gs://BUCKET/PREFIX -o results", "analyze fetch s3://BUCKET/PREFIX/runs/RUN_ID")
 BAR_WIDTH = 30
 LINE_EVERY_S = 10.0
 # Number of bundles copied at a time. A bundle of four files takes five requests, each 2 ms of this machine's time and
@@ -173,11 +169,10 @@ def _stoppable() -> Iterator[None]:
         yield
 
 
-IMPORT_EXAMPLES = """\b
-Examples:
-  analyze import train.log --model resnet50 --batch-size 256
-  analyze import ncu.csv --model resnet50 --batch-size 64 --precision fp32 --profile-steps 4
-"""
+IMPORT_EXAMPLES = examples(
+    "analyze import train.log --model resnet50 --batch-size 256",
+    "analyze import ncu.csv --model resnet50 --batch-size 64 --precision fp32 --profile-steps 4",
+)
 
 
 def import_files(
@@ -286,11 +281,10 @@ def _notes(folders: Sequence[Path]) -> list[str]:
     return [note if len(folders) == 1 else f"{note} ({counted(count, 'run')})" for note, count in notes.items()]
 
 
-EXPORT_EXAMPLES = """\b
-Examples:
-  analyze export results --to tensorboard --into runs
-  analyze export results --to mlflow --into http://localhost:5000
-"""
+EXPORT_EXAMPLES = examples(
+    "analyze export results --to tensorboard --into runs",
+    "analyze export results --to mlflow --into http://localhost:5000",
+)
 
 
 class Tool(StrEnum):

@@ -18,7 +18,7 @@ from analysis.commands.shared import (
     use_peaks,
 )
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.invocation import Group
+from workload.contract.invocation import Group, examples
 from workload.contract.operating_system import replacing
 from workload.contract.program import option
 from workload.contract.text import counted, printable
@@ -27,16 +27,10 @@ if TYPE_CHECKING:
     from analysis.loading.index import Problem
     from analysis.report.content import Report
 
-EXAMPLES = """\b
-Examples:
-  analyze report results
-  analyze report results/t4 results/l4 -o t4-l4.html --figures figures
-"""
-EXAMPLES_OF_EXAMPLE = """\b
-Examples:
-  analyze example --open
-  analyze example -o build/example.html --figures build/figures
-"""
+EXAMPLES = examples("analyze report results", "analyze report results/t4 results/l4 -o t4-l4.html --figures figures")
+EXAMPLES_OF_EXAMPLE = examples(
+    "analyze example --open", "analyze example -o build/example.html --figures build/figures"
+)
 
 # Endings of the page's name that ask for the course report.
 COURSE_SUFFIXES = (".md", ".markdown")

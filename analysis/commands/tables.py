@@ -21,7 +21,7 @@ from analysis.commands.shared import (
     use_peaks,
 )
 from workload.contract.errors import ExitCode, NothingToDoError, UsageError
-from workload.contract.invocation import Group, as_typed
+from workload.contract.invocation import Group, as_typed, examples
 from workload.contract.operating_system import from_checkout
 from workload.contract.program import FormatOption, SamplesOption, WideOption, option
 from workload.contract.tables import Column, Role, TableFormat, as_json, facts, render
@@ -32,11 +32,10 @@ if TYPE_CHECKING:
     from analysis.pairing import Pairing
 
 # \b preserves the line breaks.
-SUMMARY_EXAMPLES = """\b
-Examples:
-  analyze summary results --samples 1.28M
-  analyze summary results/tuesday results/wednesday --format csv > summary.csv
-"""
+SUMMARY_EXAMPLES = examples(
+    "analyze summary results --samples 1.28M",
+    "analyze summary results/tuesday results/wednesday --format csv > summary.csv",
+)
 
 
 def summary(
@@ -57,11 +56,9 @@ def summary(
     return ExitCode.DONE
 
 
-KERNELS_EXAMPLES = """\b
-Examples:
-  analyze kernels results --row operator --top 10
-  analyze kernels somebody_elses_ncu.csv --row kernel --top 10
-"""
+KERNELS_EXAMPLES = examples(
+    "analyze kernels results --row operator --top 10", "analyze kernels somebody_elses_ncu.csv --row kernel --top 10"
+)
 
 
 class GroupBy(StrEnum):
@@ -101,11 +98,9 @@ def kernels(
     return ExitCode.DONE
 
 
-VARIANCE_EXAMPLES = """\b
-Examples:
-  analyze variance results
-  analyze variance results --part causes --format csv > causes.csv
-"""
+VARIANCE_EXAMPLES = examples(
+    "analyze variance results", "analyze variance results --part causes --format csv > causes.csv"
+)
 
 
 class VariancePart(StrEnum):
@@ -161,11 +156,9 @@ def variance(
     return ExitCode.DONE
 
 
-GPU_TRUTH_EXAMPLES = """\b
-Examples:
-  analyze gpu-truth gpu-truth
-  analyze gpu-truth gpu-truth.tar.gz --format csv > claims.csv
-"""
+GPU_TRUTH_EXAMPLES = examples(
+    "analyze gpu-truth gpu-truth", "analyze gpu-truth gpu-truth.tar.gz --format csv > claims.csv"
+)
 
 
 def gpu_truth(
@@ -183,11 +176,7 @@ def gpu_truth(
     return ExitCode.DONE
 
 
-COMPARE_EXAMPLES = """\b
-Examples:
-  analyze compare results
-  analyze compare results --by place --baseline local-cpu
-"""
+COMPARE_EXAMPLES = examples("analyze compare results", "analyze compare results --by place --baseline local-cpu")
 # Largest number of run ids that are shown; others are replaced by their count.
 SHOWN_RUNS = 2
 
@@ -274,11 +263,7 @@ def _notes(
         )
 
 
-ROOFLINE_EXAMPLES = """\b
-Examples:
-  analyze roofline results
-  analyze roofline results --format csv > points.csv
-"""
+ROOFLINE_EXAMPLES = examples("analyze roofline results", "analyze roofline results --format csv > points.csv")
 POINTS = (
     *facts(
         place="place", device_name="device", model="model", batch_size="batch", precision="precision", source="source"

@@ -20,7 +20,7 @@ from launcher.script.options import HereOptions, LocalOptions, ScriptCommand, Wo
 from launcher.typer_options import DryRunOption, OutputOption, declare, instance_of, parameters_of, run_options
 from launcher.values import HERE, Runtime, choice
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.invocation import Group, as_typed
+from workload.contract.invocation import Group, as_typed, examples
 from workload.contract.program import FormatOption, VersionOption, grouped, help_unless_called
 from workload.contract.spec import RunSpec, resolve
 from workload.contract.tables import TableFormat, plain
@@ -30,27 +30,13 @@ if TYPE_CHECKING:
     from launcher.protocol.backend import Check
     from workload.contract.trainer import Context
 
-# \b keeps the line breaks of the help text.
-LAUNCH_EXAMPLES = """\b
-Examples:
-  launch local -- train.py --lr 0.1
-  launch gcp --gpu t4 --dry-run
-"""
-LOCAL_EXAMPLES = """\b
-Examples:
-  launch local -- train.py --lr 0.1
-  launch local --cuda --precision amp --profile ncu
-"""
-BUILD_EXAMPLES = """\b
-Examples:
-  launch build --flavour cpu
-  launch build --push --repository us-central1-docker.pkg.dev/PROJECT/rooflaunch/trainer
-"""
-DOCTOR_EXAMPLES = """\b
-Examples:
-  launch doctor
-  launch doctor gcp --project PROJECT
-"""
+LAUNCH_EXAMPLES = examples("launch local -- train.py --lr 0.1", "launch gcp --gpu t4 --dry-run")
+LOCAL_EXAMPLES = examples("launch local -- train.py --lr 0.1", "launch local --cuda --precision amp --profile ncu")
+BUILD_EXAMPLES = examples(
+    "launch build --flavour cpu",
+    "launch build --push --repository us-central1-docker.pkg.dev/PROJECT/rooflaunch/trainer",
+)
+DOCTOR_EXAMPLES = examples("launch doctor", "launch doctor gcp --project PROJECT")
 
 app = typer.Typer(
     name="launch",

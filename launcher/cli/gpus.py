@@ -14,7 +14,7 @@ import typer
 from launcher.backends import BACKENDS
 from workload.contract import tables
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.invocation import Group, as_typed
+from workload.contract.invocation import Group, as_typed, examples
 from workload.contract.program import FormatOption, SamplesOption, WideOption, grouped, option
 from workload.contract.spec import Precision
 from workload.contract.tables import Column, TableFormat
@@ -125,12 +125,7 @@ def _usd(usd_per_h: float | None, otherwise: str) -> str:
     return otherwise if usd_per_h is None else f"{usd_per_h:.3f}"
 
 
-# \b: the help shows these lines without wrapping them.
-GPUS_EXAMPLES = """\b
-Examples:
-  launch gpus --for results --samples 1.28M
-  launch gpus --format csv > gpus.csv
-"""
+GPUS_EXAMPLES = examples("launch gpus --for results --samples 1.28M", "launch gpus --format csv > gpus.csv")
 
 
 def show_gpus(

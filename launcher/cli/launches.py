@@ -16,33 +16,16 @@ from launcher.backends.rented_options import FitOptions
 from launcher.cli import gpus
 from launcher.jobs.places import Place, options_of, place_of
 from launcher.script.options import ScriptCommand, ThereOptions, Words, refuse_without_script
-from launcher.typer_options import DryRunOption, OutputOption, declare, instance_of, parameters_of, run_options
+from launcher.typer_options import DryRunOption, OutputOption, declare, instance_of, keyword, parameters_of, run_options
 from launcher.values import Command
-from workload.contract.invocation import Group
+from workload.contract.invocation import Group, examples
 from workload.contract.program import FormatOption, grouped, option
 from workload.contract.tables import TableFormat
 
-# \b keeps the line breaks of the help text.
-STATUS_EXAMPLES = """\b
-Examples:
-  launch status
-  launch status 3fa9c1
-"""
-LOGS_EXAMPLES = """\b
-Examples:
-  launch logs 3fa9c1
-  launch logs rooflaunch-t4-20261121-142530-3fa9c1 -f
-"""
-DOWN_EXAMPLES = """\b
-Examples:
-  launch down 3fa9c1
-  launch down --all
-"""
-REAP_EXAMPLES = """\b
-Examples:
-  launch reap --dry-run
-  launch reap
-"""
+STATUS_EXAMPLES = examples("launch status", "launch status 3fa9c1")
+LOGS_EXAMPLES = examples("launch logs 3fa9c1", "launch logs rooflaunch-t4-20261121-142530-3fa9c1 -f")
+DOWN_EXAMPLES = examples("launch down 3fa9c1", "launch down --all")
+REAP_EXAMPLES = examples("launch reap --dry-run", "launch reap")
 BACKEND_HELP = (
     "backend of the launches (by the other options, or by a table such as [aws] in rooflaunch.toml, else gcp)"
 )
@@ -56,13 +39,13 @@ def register(app: typer.Typer) -> None:
         _add_backend(app, name, module)
         if name == "gcp":  # the first cloud: the list of commands has its GPUs next to it
             gpus.register(app)
-    for name, command, first, examples in (
+    for name, command, first, epilog in (
         ("status", show_status, ("every",), STATUS_EXAMPLES),
         ("logs", show_logs, ("follow",), LOGS_EXAMPLES),
         ("down", take_down, ("every", "yes"), DOWN_EXAMPLES),
         ("reap", reap, ("dry_run",), REAP_EXAMPLES),
     ):
-        app.command(name, cls=grouped(*first), epilog=examples)(with_where(command))
+        app.command(name, cls=grouped(*first), epilog=epilog)(with_where(command))
 
 
 def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
@@ -120,10 +103,7 @@ def with_where(command: Callable[..., int], *, names_backend: bool = True) -> Ca
     options: dict[str, inspect.Parameter] = {}
     if names_backend:
         info = option("--backend", BACKEND_HELP, Group.PLACE, metavar="NAME", autocompletion=lambda: list(BACKENDS))
-        annotation = Annotated[str | None, info]
-        options["backend"] = inspect.Parameter(
-            "backend", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-        )
+        options["backend"] = keyword("backend", Annotated[str | None, info])
     for name in BACKENDS:
         for parameter in parameters_of(options_of(name).Where, required=False):
             options.setdefault(parameter.name, parameter)

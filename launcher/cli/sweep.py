@@ -14,26 +14,20 @@ from launcher.script.options import ScriptCommand
 from launcher.typer_options import DryRunOption, OutputOption, declare, instance_of, parameters_of, run_options
 from launcher.values import choice
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.invocation import Group, as_typed
+from workload.contract.invocation import Group, as_typed, examples
 from workload.contract.program import FormatOption, grouped
 from workload.contract.tables import TableFormat, plain
 from workload.contract.text import cut_long_words, printable, printable_lines, terminal_width
 
 MATRICES = Path(__file__).parents[1] / "sweep" / "matrices"
-# \b keeps the line breaks of the help text.
-SWEEP_EXAMPLES = """\b
-Examples:
-  launch sweep --example first > first.toml
-  launch sweep first.toml --dry-run
-"""
-DUEL_EXAMPLES = """\b
-Examples:
-  launch duel --cpu -- train.py --lr 0.1 --- train.py --lr 0.2
-  launch duel --commit main HEAD -- train.py --epochs 1
-"""
+SWEEP_EXAMPLES = examples("launch sweep --example first > first.toml", "launch sweep first.toml --dry-run")
+DUEL_EXAMPLES = examples(
+    "launch duel --cpu -- train.py --lr 0.1 --- train.py --lr 0.2",
+    "launch duel --commit main HEAD -- train.py --epochs 1",
+)
 
 
-def examples() -> list[str]:
+def example_names() -> list[str]:
     """Names of the example matrices that come with this program, sorted."""
     return sorted(path.stem for path in MATRICES.glob("*.toml"))
 
@@ -58,7 +52,7 @@ class SweepOptions:
         "print an example of a matrix",
         default=None,
         metavar="NAME",
-        autocompletion=examples,
+        autocompletion=example_names,
         rich_help_panel=Group.OUTPUT,
     )
 
@@ -135,8 +129,8 @@ def run_sweep(
     """
     options = instance_of(SweepOptions, own)
     if (example := options.example) is not None:
-        if example not in examples():
-            raise UsageError(f"there is no example '{example}'", hint=f"one of {', '.join(examples())}")
+        if example not in example_names():
+            raise UsageError(f"there is no example '{example}'", hint=f"one of {', '.join(example_names())}")
         print((MATRICES / f"{example}.toml").read_text(encoding="utf-8"), end="")
         return ExitCode.DONE
     if file is None:

@@ -14,16 +14,12 @@ from launcher.script.options import ScriptCommand, Words
 from launcher.typer_options import OutputOption, declare, instance_of, parameters_of, run_options
 from launcher.values import choice
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.invocation import Group, as_typed
+from workload.contract.invocation import Group, as_typed, examples
 from workload.contract.program import FormatOption, grouped
 from workload.contract.tables import TableFormat, as_json, plain
 from workload.contract.text import counted, printable, printable_lines, terminal_width
 
-EXAMPLES = """\b
-Examples:
-  launch tune --try batch-size=64,128 -- train.py
-  launch tune --check tune/evidence.json
-"""
+EXAMPLES = examples("launch tune --try batch-size=64,128 -- train.py", "launch tune --check tune/evidence.json")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import difflib
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from workload.contract.errors import ToolError, UsageError
 from workload.contract.script_words import DATA, without_secrets
 from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, Device, Profile, RunSpec, arguments
 from workload.contract.trainer import Context
+from workload.environment.machine import run_tool
 
 TOOLKIT = "install the NVIDIA Container Toolkit: docs.nvidia.com/datacenter/cloud-native/container-toolkit"
 # Flavour if no tool tells which GPU the machine has.
@@ -77,14 +79,10 @@ def choose(
 
 def gpu_capability(index: int | None = None) -> tuple[int, int] | None:
     """Compute capability (major, minor) of the GPU with this index, or of the first GPU; None without a driver."""
-    try:
-        command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-        command += [] if index is None else [f"--id={index}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-        major, _, minor = done.stdout.split()[0].partition(".")
-        return int(major), int(minor)
-    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
-        return None
+    chosen = () if index is None else (f"--id={index}",)
+    printed = run_tool("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader", *chosen)
+    found = re.match(r"(\d+)\.(\d+)", printed or "")
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _obstacle(spec: RunSpec) -> str | None:

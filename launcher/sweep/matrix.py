@@ -90,15 +90,9 @@ def load(path: Path) -> Mapping[str, Any]:
         raise UsageError(f"'{path}' is no TOML: {error}", hint="launch sweep --example first shows a matrix") from error
 
 
-def read(
-    table: Mapping[str, Any],
-    *,
-    file: Path,
-    environment: Mapping[str, str],
-    config_folder: Path | None,
-) -> Matrix:
+def read(table: Mapping[str, Any], *, file: Path, environment: Mapping[str, str], config_folder: Path | None) -> Matrix:
     """Matrix of a file's content. Raises `UsageError` for any mistake."""
-    return _Reader(table, file=file, environment=environment, config_folder=config_folder).read()
+    return _Reader(table, file, environment, config_folder).read()
 
 
 def require_places(matrix: Matrix, names: Sequence[str]) -> None:
@@ -139,7 +133,7 @@ class Command:
 
 class _Reader:
     def __init__(
-        self, table: Mapping[str, Any], *, file: Path, environment: Mapping[str, str], config_folder: Path | None
+        self, table: Mapping[str, Any], file: Path, environment: Mapping[str, str], config_folder: Path | None
     ) -> None:
         self._table, self._file = table, file
         self._environment, self._config_folder = environment, config_folder

@@ -255,21 +255,23 @@ class RentedPlace:
                 if self._control.why_not or not self.work.add_blocks():
                     break
                 if decision := self.work.decision:
-                    self._progress.say(self.place.name, decision.reason)
+                    self._say(decision.reason)
                 self._waiting = list(self.work.open_tasks())
             self._show(self._control.why_not or "done")
         except RooflaunchError as error:
             runs = self.work.remaining(self.work.runs)
             self.work.fail(runs, why=str(error), hint=error.hint, code=error.exit_code)
             self._show(str(error))
-            self._progress.say(self.place.name, f"{error}; to solve this: {error.hint}")
+            self._say(f"{error}; to solve this: {error.hint}")
             running = [launch.name for launch in self._under_way() if launch.machine is not None]
             if running:
-                text = f"still running: {', '.join(running)}; the same command follows them"
-                self._progress.say(self.place.name, text)
+                self._say(f"still running: {', '.join(running)}; the same command follows them")
         finally:
             for workers in (self._readers, self._submitters, self._fetchers):
                 workers.close()
+
+    def _say(self, text: str) -> None:
+        self._progress.say(self.place.name, text)
 
     def _work_off(self) -> None:
         while self._control.wish < Wish.LEAVE:
@@ -295,7 +297,7 @@ class RentedPlace:
             machines=machines,
             store=store,
             sleep=self._sleep,
-            on_event=lambda event: self._progress.say(self.place.name, event.text) if event.kind == "note" else None,
+            on_event=lambda event: self._say(event.text) if event.kind == "note" else None,
         )
         self._noun = machines.noun
         self._watch = Watch(self._session, run_all=self._readers.run_all)
@@ -320,13 +322,9 @@ class RentedPlace:
             if launch.liveness is Liveness.REQUESTED and self._was_killed:
                 # The submitting process died: submit again under the same name.
                 self._submit_again(launch)
-                self._progress.say(
-                    self.place.name, f"'{launch.name}' was requested but never started: requesting it again"
-                )
+                self._say(f"'{launch.name}' was requested but never started: requesting it again")
             elif not launch.is_over:
-                self._progress.say(
-                    self.place.name, f"'{launch.name}' of an earlier start is still running: following it"
-                )
+                self._say(f"'{launch.name}' of an earlier start is still running: following it")
 
     def _read_request(self, name: str) -> TaskLaunch | None:
         request = launches.read(self._connected.store, request_object(name), Request.from_bytes, [])
@@ -458,7 +456,7 @@ class RentedPlace:
             self._budget.spent(launch.name, 0.0)
             if isinstance(error, NoCapacityError):
                 if self._refusal is None:
-                    self._progress.say(self.place.name, f"{error}; further machines wait until another has ended")
+                    self._say(f"{error}; further machines wait until another has ended")
                 self._refusal, self._freed = error, False
                 self._waiting.append(launch.task)
             else:
@@ -468,7 +466,7 @@ class RentedPlace:
         runs = self.work.remaining(run for task in tasks for run in task.runs)
         self.work.fail(runs, why=why, hint=hint, code=code)
         if runs:
-            self._progress.say(self.place.name, f"{counted(len(runs), 'run')} left out: {why}")
+            self._say(f"{counted(len(runs), 'run')} left out: {why}")
 
     # Polling.
 
@@ -540,7 +538,7 @@ class RentedPlace:
         self._waiting.append(task)
         if not self._control.why_not:
             remedy = f"another {self._noun} runs the remaining {counted(len(runs), 'run')}"
-            self._progress.say(self.place.name, f"'{launch.name}': {why}; {remedy}")
+            self._say(f"'{launch.name}': {why}; {remedy}")
 
     # The end.
 
@@ -557,7 +555,7 @@ class RentedPlace:
             error = f"the launch's {self._noun} was ended together with the sweep, by Ctrl-C"
             store = self._connected.store
             watch.settle(store, removal.name, removal.zone, ExitCode.INTERRUPTED, error, now_s=now_s)
-        self._progress.say(self.place.name, f"{counted(len(gone), self._noun)} ended")
+        self._say(f"{counted(len(gone), self._noun)} ended")
         self._collector.fetch_sealed({run.run_key for launch in self._launches for run in launch.task.runs})
         watch.require_gone(removals)
 

@@ -58,16 +58,12 @@ class Control:
         return self._wish
 
     @property
-    def out_of_time(self) -> bool:
-        """Whether the sweep's time is over."""
-        return self._end_s is not None and self._monotonic() >= self._end_s
-
-    @property
     def why_not(self) -> str:
         """Reason why no new run may be started; empty if runs may be started."""
         if self._wish is not Wish.GO:
             return "the sweep was interrupted"
-        return "the time of --max-time has passed" if self.out_of_time else ""
+        is_out_of_time = self._end_s is not None and self._monotonic() >= self._end_s
+        return "the time of --max-time has passed" if is_out_of_time else ""
 
     @property
     def is_leaving(self) -> bool:

@@ -435,11 +435,7 @@ def _to_json(place: PlaceWork) -> dict[str, Any]:
             "target": place.decision.target,
             "intervals": {
                 name: {
-                    "value": interval.value,
-                    "low": interval.low,
-                    "high": interval.high,
-                    "half_width": interval.half_width,
-                    "correlation": interval.correlation,
+                    **{key: getattr(interval, key) for key in ("value", "low", "high", "half_width", "correlation")},
                     "trend_per_block": interval.trend,
                 }
                 for name, interval in precisions.items()

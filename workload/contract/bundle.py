@@ -361,9 +361,7 @@ def _parsed(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def _damaged(folder: Path, why: str) -> BundleError:
-    return BundleError(
-        f"'{folder}' is damaged: {why}", hint="copy the bundle again from the machine that made it, or run again"
-    )
+    return BundleError(f"'{folder}' is damaged: {why}", hint=record.RUN_AGAIN)
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:

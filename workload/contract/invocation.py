@@ -215,6 +215,11 @@ class Group(StrEnum):
     OUTPUT = "Output"
 
 
+def examples(*commands: str) -> str:
+    """End of a command's help, which keeps its line breaks."""
+    return "\n".join([NO_REWRAP, "Examples:", *(f"  {command}" for command in commands), ""])
+
+
 def width() -> int:
     """Width of the help: the terminal's, 40 to 100 characters."""
     return min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST_HELP)

@@ -263,9 +263,8 @@ class RunSpec:
 
     @property
     def images_per_step(self) -> int:
-        """Images per optimizer step. Raises `ValueError` if the spec is not filled."""
-        if self.batch_size is None:
-            raise ValueError("the spec is not filled: batch_size is None")
+        """Images per optimizer step of a filled spec."""
+        assert self.batch_size is not None
         return self.batch_size * self.grad_accumulation
 
     def filled(self, device: Device, *, cpus: int) -> "RunSpec":

@@ -10,11 +10,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workload.arguments import Parser, examples
+from workload.arguments import Parser
 from workload.contract import formulas, operating_system
 from workload.contract.allocations import Kind
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.invocation import Group
+from workload.contract.invocation import Group, examples
 from workload.contract.spec import Option, options
 from workload.contract.tables import Column, Role, TableFormat, as_json, render, table_width
 from workload.contract.text import did_you_mean, wrapped

@@ -366,12 +366,12 @@ def summary(record: Record, folder: Path, output: Path) -> str:
         f"{spec.script.unit}/s": f"{rate}  (one run: no interval)",
         "step time": f"{seconds(figures.step_s.median or 0.0)}  (median of {steps})",
         **dict(work_rows([record])),
-        **({"memory": kept} if (kept := allocations.sentence(record.step_memory)) else {}),
-        **({"MFU": of_peak} if (of_peak := utilization.sentence([record])) else {}),
+        "memory": allocations.sentence(record.step_memory),
+        "MFU": utilization.sentence([record]),
         "limited by": f"{limit}: {bound.why if bound else 'no step was measured'}",
-        **({"busy": bound.busy} if bound and bound.busy else {}),
-        **({} if used_j is None else {"energy": energy_text(record, used_j)}),
-        **({"note": faults[0]} if faults else {}),
+        "busy": bound and bound.busy,
+        "energy": None if used_j is None else energy_text(record, used_j),
+        "note": faults and faults[0],
         "bundle": str(folder),
         "next": f"analyze report {output}",
     }
@@ -379,7 +379,7 @@ def summary(record: Record, folder: Path, output: Path) -> str:
     changed = f", with {spec.change}" if spec.change else ""
     lines = [f"{spec.script.command}{changed}, {spec.precision}, on {spec.device}: {device_name}"]
     lines += [f"  {spec.script.step}", ""]
-    return "\n".join([*lines, *(f"  {name:<13} {text}" for name, text in rows.items())])
+    return "\n".join([*lines, *(f"  {name:<13} {text}" for name, text in rows.items() if text)])
 
 
 def _spread(values: Sequence[int], unit: str) -> Iterator[str]:

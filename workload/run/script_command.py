@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import rooflaunch
 from workload import log
-from workload.arguments import examples
 from workload.contract import changes
 from workload.contract.errors import (
     ExitCode,
@@ -25,7 +24,7 @@ from workload.contract.errors import (
     RunFailedError,
     UsageError,
 )
-from workload.contract.invocation import Group, as_typed
+from workload.contract.invocation import Group, as_typed, examples
 from workload.contract.operating_system import replace_text
 from workload.contract.process import pending_interruption
 from workload.contract.ranks import NOTES_FLAG

@@ -5,16 +5,15 @@ from dataclasses import dataclass, fields
 from launcher.backends.gcp import options as gcp
 from launcher.backends.gcp.options import COMPLETIONS, VmOptions
 from launcher.values import Command, choice, limit_s
+from workload.contract.invocation import examples
 
 DEFAULT_QUEUE_S = 1800
 # https://cloud.google.com/batch/docs/reference/rest/v1/projects.locations.jobs (TaskSpec.maxRetryCount)
 MOST_RETRIES = 10
-# \b: the help shows these lines without wrapping them.
-EXAMPLES = """\b
-Examples:
-  launch batch --gpu t4 --region us-central1 --dry-run
-  launch batch --gpu t4 --region us-central1 --queue-time 2h --detach
-"""
+EXAMPLES = examples(
+    "launch batch --gpu t4 --region us-central1 --dry-run",
+    "launch batch --gpu t4 --region us-central1 --queue-time 2h --detach",
+)
 COMMAND = Command(
     help="""Train on a VM of Google Cloud Batch, and collect the bundles.
 

@@ -12,14 +12,10 @@ from pathlib import Path
 from launcher.backends.rented_options import Completions, MachineOptions, RentedOptions, SettingSources
 from launcher.values import Command, choice
 from workload.contract.errors import UsageError
+from workload.contract.invocation import examples
 from workload.contract.spec import ENVIRONMENT_PREFIX
 
-# \b: the help shows these lines without wrapping them.
-EXAMPLES = """\b
-Examples:
-  launch gcp --gpu t4 --dry-run
-  launch gcp --gpu t4 --max-cost 0.50 -- train.py --lr 0.1
-"""
+EXAMPLES = examples("launch gcp --gpu t4 --dry-run", "launch gcp --gpu t4 --max-cost 0.50 -- train.py --lr 0.1")
 COMMAND = Command(
     help="""Train on a VM of Google Cloud, and collect the bundles.
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from launcher.values import Command, choice
 from workload.contract.errors import UsageError
+from workload.contract.invocation import examples
 
 DEFAULT_LIMIT_S = 3600
 MIN_LIMIT_S, MAX_LIMIT_S = 60, 120 * 86400
@@ -14,12 +15,10 @@ TIME = re.compile(r"(?:(?P<days>\d{1,3})-)?(?P<first>\d{1,6})(?::(?P<second>\d{1
 # GPUs in a list of generic resources.
 GPUS = re.compile(r"gpu(?::(?P<kind>[A-Za-z][\w.-]*))?(?::(?P<count>\d+))?")
 ROOT = "~/.rooflaunch"
-# \b keeps the line breaks of the help text.
-EXAMPLES = """\b
-Examples:
-  launch slurm --partition gpu --gres gpu:1 --dry-run --request
-  launch slurm --host me@login.cluster --partition gpu --image ~/rooflaunch.sif
-"""
+EXAMPLES = examples(
+    "launch slurm --partition gpu --gres gpu:1 --dry-run --request",
+    "launch slurm --host me@login.cluster --partition gpu --image ~/rooflaunch.sif",
+)
 COMMAND = Command(
     help="""Train on a cluster with Slurm, and collect the bundles.
 

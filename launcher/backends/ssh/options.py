@@ -3,14 +3,10 @@
 from dataclasses import dataclass
 
 from launcher.values import Command, Runtime, choice, limit_s
+from workload.contract.invocation import examples
 
 DEFAULT_LIMIT_S = 3600
-# \b keeps the line breaks of the help text.
-EXAMPLES = """\b
-Examples:
-  launch ssh --host user@box --dry-run
-  launch ssh --host lab -- train.py --lr 0.1
-"""
+EXAMPLES = examples("launch ssh --host user@box --dry-run", "launch ssh --host lab -- train.py --lr 0.1")
 COMMAND = Command(
     help="""Train on a machine that you can log in to, and collect the bundles.
 

@@ -135,7 +135,7 @@ def test_newest_image_for_this_code_wins(docker: FakeDocker, lay_out: LayOut) ->
 def test_capability_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def capability(printed: str | Exception, *asked: int) -> tuple[int, int] | None:
         def smi(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-            assert (command[0], command[3:]) == ("nvidia-smi", [f"--id={index}" for index in asked])
+            assert (command[0], [*command[3:]]) == ("nvidia-smi", [f"--id={index}" for index in asked])
             if isinstance(printed, Exception):
                 raise printed
             return subprocess.CompletedProcess(command, returncode=0, stdout=printed)
