@@ -162,10 +162,9 @@ def cards() -> tuple[Card, ...]:
     )
 
 
-def card(gpu: str, *, memory_gb: float | None = None) -> Card | None:
-    """Card by its name in peaks.toml, the one with the least memory if there are several; None if unknown."""
-    found = [each for each in cards() if each.gpu == gpu and memory_gb in (None, each.memory_gb)]
-    return min(found, key=lambda each: each.memory_gb, default=None)
+def card(gpu: str, *, memory_gb: float) -> Card | None:
+    """Card by its name and nominal memory in peaks.toml; None if unknown."""
+    return next((each for each in cards() if (each.gpu, each.memory_gb) == (gpu, memory_gb)), None)
 
 
 def _gib(limits: Sequence[float]) -> Interval:

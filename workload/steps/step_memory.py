@@ -7,6 +7,7 @@ hooks on all parameters and modules, has to be told of every tensor beforehand, 
 """
 
 import gc
+import math
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -107,7 +108,8 @@ class StorageFollower:
         tensors = [tensor for value in values for tensor in stored_tensors(value)]
         if name in GATHERING and self._device_type == "cpu" and tensors:
             # Only a few rows are read of what may be a whole data set, which a GPU's memory would not have to hold.
-            tensors = [tensor for tensor in tensors if tensor is not tensors[0] or self._known(tensor)]
+            is_followed = any(key in self._alive for key, _ in _storages(tensors[0], self._device_type))
+            tensors = tensors if is_followed else tensors[1:]
         reads = [(storage, tuple(tensor.shape)) for tensor in tensors for storage in self._of(tensor)]
         for position, tensor in enumerate(stored_tensors(output)):
             for key, storage in _storages(tensor, self._device_type):
@@ -197,9 +199,6 @@ class StorageFollower:
         self._begin()
 
     # --- storages
-
-    def _known(self, tensor: Tensor) -> bool:
-        return any(key in self._alive for key, _ in _storages(tensor, self._device_type))
 
     def _of(self, tensor: Tensor, kind: Kind | None = None) -> Iterator[_Storage]:
         """Storages of a tensor on the device; one that was not known existed before the step."""
@@ -371,10 +370,7 @@ class _Growing:
             return samples in shape[:2]
         growing = [read for each, read in storage.reads if self._known[each]]
         fixed = [read for each, read in storage.reads if not self._known[each]]
-        elements = 1
-        for length in shape:
-            elements *= length
-        if not growing or elements % samples:
+        if not growing or math.prod(shape) % samples:
             return False
         return self._keeps_samples(storage, growing, fixed)
 

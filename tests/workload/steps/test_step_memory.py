@@ -225,12 +225,6 @@ def test_autocast_keeps_copies_of_the_weights() -> None:
     assert 4 * N * CLASSES in activations
 
 
-def test_compiled_steps_are_counted_without_the_compiler() -> None:
-    with FakeTensorMode():
-        one, _ = counted()
-    assert one == counted()[0]
-
-
 def test_sparse_gradients_count_their_indices_and_rows() -> None:
     rows_read, width = 3, 16
 
