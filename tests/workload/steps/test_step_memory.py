@@ -302,21 +302,8 @@ def test_steps_of_two_batch_sizes_differ_in_what_grows_with_the_batch() -> None:
 
 
 def test_without_a_batch_the_part_per_sample_is_unknown() -> None:
-    point = nn.Parameter(torch.zeros(1000))
-
-    class Point(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.point = point
-
-    def step(_: nn.Module, optimizer: torch.optim.Optimizer, *_batch: Tensor) -> None:
-        optimizer.zero_grad()
-        point.pow(2).sum().backward()
-        optimizer.step()
-
-    model = Point()
-    follower = Follower(model, sgd(model))
-    memory = [follower.step(step) for _ in range(2)][-1]
+    model = mlp()
+    memory = Follower(model, sgd(model)).step()
     rows = memory.allocations(None)
     assert {row.bytes_per_sample for row in rows} == {None}
     assert memory.record(rows, samples=None).bytes_per_sample is None
