@@ -209,7 +209,7 @@ def _card(gpu: str, memory_gb: int | None) -> Card:
         return min(known, key=lambda each: each.memory_gb)
     size = NOMINAL_GIB[gpu]
     total = Interval(low=int(0.95 * size * GIB), high=size * GIB)
-    return replace(cards()[0], gpu=gpu, memory_gb=size, total=total, source="nominal")
+    return replace(cards()[0], gpu=gpu, memory_gb=size, total=total)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ GPU's allocator will be asked for. Standard library only.
 
 import csv
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 
@@ -87,9 +87,8 @@ def write(path: Path, allocations: Iterable[Allocation]) -> None:
 
 def as_text(allocations: Iterable[Allocation]) -> str:
     """Content of the file."""
-    names = [field.name for field in fields(Allocation)]
-    rows = (",".join(_text(getattr(each, name)) for name in names) for each in allocations)
-    return "\n".join([",".join(names), *rows, ""])
+    rows = (["" if value is None else str(value) for value in astuple(each)] for each in allocations)
+    return "".join(f"{','.join(row)}\n" for row in ([field.name for field in fields(Allocation)], *rows))
 
 
 def read(path: Path) -> list[Allocation]:
@@ -99,19 +98,13 @@ def read(path: Path) -> list[Allocation]:
 
 def parse(text: str) -> list[Allocation]:
     """Allocations in the content of a file. Raises `ValueError` or `KeyError` if it is damaged."""
-    return list(_rows(csv.DictReader(text.splitlines())))
-
-
-def _text(value: object) -> str:
-    return "" if value is None else str(value)
-
-
-def _rows(found: Iterable[dict[str, str]]) -> Iterator[Allocation]:
-    for row in found:
-        yield Allocation(
+    return [
+        Allocation(
             kind=Kind(row["kind"]),
             size_bytes=int(row["size_bytes"]),
             bytes_per_sample=float(row["bytes_per_sample"]) if row["bytes_per_sample"] else None,
             born=int(row["born"]),
             died=int(row["died"]) if row["died"] else None,
         )
+        for row in csv.DictReader(text.splitlines())
+    ]

@@ -12,19 +12,18 @@ aten/src/ATen/native/cudnn/Conv_v7.cpp and Conv_v8.cpp: `catch (c10::OutOfMemory
 import functools
 import itertools
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from workload.contract.allocations import Allocation, Kind
 from workload.contract.allocator import MIN_BLOCK_BYTES, replay
 
 TABLE = Path(__file__).with_name("gpu_memory.toml")
 GIB = 2**30
-# A batch beyond this is not searched for.
-MOST_SAMPLES = 2**20
+# Batches that are tried.
+BATCHES = tuple(2**power for power in range(21))
 
 
 class Word(StrEnum):
@@ -48,7 +47,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """A GPU with its memory. `total`: what CUDA reports as its total; `source`: title and date.
+    """A GPU with its memory. `total`: what CUDA reports as its total; gpu_memory.toml has the sources.
 
     `gpu`: name in peaks.toml; `memory_gb`: nominal, as in peaks.toml. `outside`: what a process takes beside PyTorch's
     allocator, alone on the card. `workspaces`: of cuBLAS, in the allocator. `group`: how much more of a group's.
@@ -60,30 +59,15 @@ class Card:
     outside: Interval
     workspaces: Interval
     group: Interval
-    source: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needed:
-    """Memory that a step needs on a card, in bytes; `low` is certain, `high` is enough.
-
-    `tensors_bytes`: most bytes of tensors alive at a time, each in its block of the allocator. `allocator_bytes`: what
-    the allocator holds beside them at most. `outside`, `workspaces`: see `Card`. `word`: see `Word`.
-    """
+    """Memory that a step needs on a card, in bytes; `low` is certain, `high` is enough."""
 
     word: Word
-    tensors_bytes: int
-    allocator_bytes: int
-    outside: Interval
-    workspaces: Interval
-
-    @property
-    def low(self) -> int:
-        return self.tensors_bytes + self.outside.low + self.workspaces.low
-
-    @property
-    def high(self) -> int:
-        return self.tensors_bytes + self.allocator_bytes + self.outside.high + self.workspaces.high
+    low: int
+    high: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,15 +82,14 @@ class LargestBatch:
 class CountedStep:
     """A step's allocations at a batch of `samples`. `ranks`: processes that train together, each on its own card.
 
-    `expandable`: as of `CachingAllocator`. `at_least`: the count is a lower bound, or memory grows from step to step:
-    no batch is said to fit. The step is not compiled: a compiled one may need less.
+    `at_least`: the count is a lower bound, or memory grows from step to step: no batch is said to fit. The step is not
+    compiled: a compiled one may need less.
     """
 
     allocations: Sequence[Allocation]
     samples: float | None = None
     at_least: bool = False
     ranks: int = 1
-    expandable: bool = False
     _tensors: dict[float, int] = field(default_factory=dict, init=False, repr=False)
     _reserved: dict[float, int] = field(default_factory=dict, init=False, repr=False)
 
@@ -116,45 +99,33 @@ class CountedStep:
         return bool(self.samples) and all(each.bytes_per_sample is not None for each in self.allocations)
 
     def needed(self, card: Card, *, samples: float | None = None) -> Needed:
-        """Memory at a batch, by default the counted one. Raises `ValueError` for another batch if none `scales`."""
-        more = self._more(samples)
-        outside = self._outside(card)
-        tensors = self._tensors_bytes(more)
-        does_not_fit = tensors + outside.low + card.workspaces.low > card.total.high
-        reserved = self._reserved_bytes(more)
-        fits = reserved + outside.high + card.workspaces.high <= card.total.low and not self.at_least
-        return Needed(
-            word=Word.DOES_NOT_FIT if does_not_fit else Word.FITS if fits else Word.CLOSE,
-            tensors_bytes=tensors,
-            allocator_bytes=reserved - tensors,
-            outside=outside,
-            workspaces=card.workspaces,
-        )
+        """Memory at a batch, by default the counted one; another one only if the step `scales`."""
+        more = 0.0 if samples is None or self.samples is None else samples - self.samples
+        beside = self._beside(card)
+        low, high = self._tensors_bytes(more) + beside.low, self._reserved_bytes(more) + beside.high
+        fits = high <= card.total.low and not self.at_least
+        word = Word.DOES_NOT_FIT if low > card.total.high else Word.FITS if fits else Word.CLOSE
+        return Needed(word=word, low=low, high=high)
 
     def largest_batch(self, card: Card) -> LargestBatch:
-        """Search the powers of two; only the counted batch is judged if no other can be."""
-        if not self.scales:
-            return LargestBatch(fits=None, does_not_fit=None)
-        batches = list(itertools.takewhile(lambda batch: batch <= MOST_SAMPLES, (2**power for power in range(64))))
-        certain = card.total.high - self._outside(card).low - card.workspaces.low
-        does_not_fit = next((each for each in batches if self._tensors_bytes(self._more(each)) > certain), None)
-        below = [each for each in batches if does_not_fit is None or each < does_not_fit]
-        fitting = (each for each in reversed(below) if self.needed(card, samples=each).word is Word.FITS)
-        return LargestBatch(fits=None if self.at_least else next(fitting, None), does_not_fit=does_not_fit)
+        """Search the powers of two."""
+        found = LargestBatch(fits=None, does_not_fit=None)
+        for samples in BATCHES if self.scales else ():
+            word = self.needed(card, samples=samples).word
+            if word is Word.DOES_NOT_FIT:
+                return replace(found, does_not_fit=samples)
+            if word is Word.FITS:
+                found = replace(found, fits=samples)
+        return found
 
-    def _outside(self, card: Card) -> Interval:
+    def _beside(self, card: Card) -> Interval:
+        """What is on the card beside the tensors and their allocator."""
+        alone = card.outside + card.workspaces
         if self.ranks == 1:
-            return card.outside
+            return alone
         # DistributedDataParallel may hold a copy of all gradients (its option `gradient_as_bucket_view`).
         copies = sum(each.size_bytes for each in self.allocations if each.kind is Kind.WEIGHTS)
-        return card.outside + card.group + Interval(low=0, high=copies)
-
-    def _more(self, samples: float | None) -> float:
-        if samples is None or samples == self.samples:
-            return 0.0
-        if not self.scales or self.samples is None:
-            raise ValueError(f"one batch was counted, of {self.samples} samples; got {samples}")
-        return samples - self.samples
+        return alone + card.group + Interval(low=0, high=copies)
 
     def _tensors_bytes(self, more: float) -> int:
         """Most bytes alive at a time, rounded as blocks are; what the allocator cannot cut off a block is not in it."""
@@ -169,8 +140,7 @@ class CountedStep:
 
     def _reserved_bytes(self, more: float) -> int:
         if more not in self._reserved:
-            again = replay(self.allocations, more_samples=more, expandable=self.expandable)
-            self._reserved[more] = again.peak_reserved_bytes
+            self._reserved[more] = replay(self.allocations, more_samples=more).peak_reserved_bytes
         return self._reserved[more]
 
 
@@ -187,21 +157,14 @@ def cards() -> tuple[Card, ...]:
             outside=outside,
             workspaces=workspaces,
             group=group,
-            source=_source(table, row),
         )
         for row in table["card"]
     )
 
 
-def card(gpu: str, *, memory_gb: float | None = None) -> Card | None:
-    """Card by its name in peaks.toml, the one with the least memory if there are several; None if unknown."""
-    found = [each for each in cards() if each.gpu == gpu and memory_gb in (None, each.memory_gb)]
-    return min(found, key=lambda each: each.memory_gb, default=None)
-
-
-def _source(table: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    source = table["source"][row["source"]]
-    return f"{source['title']}, read {source['read']}"
+def card(gpu: str, *, memory_gb: float) -> Card | None:
+    """Card by its name and nominal memory in peaks.toml; None if unknown."""
+    return next((each for each in cards() if (each.gpu, each.memory_gb) == (gpu, memory_gb)), None)
 
 
 def _gib(limits: Sequence[float]) -> Interval:

@@ -31,13 +31,10 @@ from workload.contract.verdict import MOST_UNATTRIBUTED
 PASSES = 1.5
 # Percentiles of the errors. From 5 to 95, intervals covered only 84 % of the steps on GPUs that were held out.
 LOW, HIGH = 3, 97
-# Waits for data below this share of a run are not worth a sentence.
-WAITED = 0.05
 # From this number on, models are counted, not named.
 NAMED = 3
 # Counts of the same step on two devices differ by less than this.
 SAME = 0.01
-AMD = "AMD"
 ROWS = Path(__file__).with_name("step_times.csv")
 
 
@@ -46,7 +43,6 @@ class Step:
     """Work of one training step: FLOP and bounds of the bytes moved, None if unknown.
 
     `model`: name of the model or script. `unknown_share`: share of the step's time in operations without a formula.
-    `data_wait_share`: share of the run's time in which it waited for data.
     """
 
     model: str
@@ -57,7 +53,6 @@ class Step:
     devices: int = 1
     is_compiled: bool = False
     unknown_share: float = 0.0
-    data_wait_share: float = 0.0
 
     @property
     def has_16_bits(self) -> bool:
@@ -90,15 +85,14 @@ class Expected:
     """Time of a step in seconds, without waits for data.
 
     `roof_s`: least time at the GPU's peaks, None if unknown. `value_s`, from `low_s` to `high_s`: expected time and its
-    90 % interval, all None if only the bound is known. `is_measured`: the step ran on this GPU, and the interval has 90
-    % of its steps. `why`: origin of the figures, or why there is no interval.
+    90 % interval, all None if only the bound is known; of a step that ran on this GPU, the interval has 90 % of its
+    steps. `why`: origin of the figures, or why there is no interval.
     """
 
     roof_s: float | None = None
     value_s: float | None = None
     low_s: float | None = None
     high_s: float | None = None
-    is_measured: bool = False
     why: str
 
 
@@ -115,7 +109,6 @@ def step_of(run: Record) -> Step:
         devices=int(spec.devices or 1),
         is_compiled=bool(spec.compile),
         unknown_share=next((share for share in shares if share is not None), 0.0),
-        data_wait_share=run.timing.data_wait_fraction or 0.0,
     )
 
 
@@ -147,17 +140,16 @@ def expected(step: Step, gpu: Gpu, known: Sequence[MeasuredStep] = ()) -> Expect
             value_s=median(one.step_s for one in ran),
             low_s=min(one.low_s or one.step_s for one in ran),
             high_s=max(one.high_s or one.step_s for one in ran),
-            is_measured=True,
-            why=f"measured on {gpu.gpu}{_waited(ran)}",
+            why=f"measured on {gpu.gpu}",
         )
     rows, elsewhere = published(), [one for one in same if one.gpu != gpu]
     on_gpu = here or [one for one in (*known, *rows) if one.gpu == gpu]
     value_s = modelled_s(step, gpu) * exp(factor(here) if here else factor(rows, [*on_gpu, *elsewhere]))
-    if why := _unlike(step, gpu, value_s, same):
+    if why := _unlike(step, value_s, same):
         return Expected(roof_s=roof_s, why=why)
     low, high = _interval(bool(on_gpu))
     sources = [_named(on_gpu), *([] if here else [_named(elsewhere), f"{len(rows)} published steps"])]
-    why = f"from {' and '.join(filter(None, sources))}{_waited(same)}"
+    why = f"from {' and '.join(filter(None, sources))}"
     return Expected(roof_s=roof_s, value_s=value_s, low_s=value_s * low, high_s=value_s * high, why=why)
 
 
@@ -243,14 +235,12 @@ def _lacks(step: Step) -> str | None:
     return None
 
 
-def _unlike(step: Step, gpu: Gpu, value_s: float, same: Sequence[MeasuredStep]) -> str | None:
+def _unlike(step: Step, value_s: float, same: Sequence[MeasuredStep]) -> str | None:
     """Why no known step resembles this one: neither a published one nor the `same` on any GPU."""
     rows = [*same, *published()]
     alike = [one.step.intensity for one in rows if one.step.has_16_bits == step.has_16_bits]
     if step.is_compiled:
         return "no published step is compiled, and a compiled one moves fewer bytes"
-    if any(AMD in name for name in gpu.names) and all(one.gpu != gpu for one in rows):
-        return "no published step ran on a GPU of AMD"
     if not min(alike) <= step.intensity <= max(alike):
         return f"no known step has {step.intensity:.3g} FLOP per byte, but {min(alike):.2g} to {max(alike):.3g}"
     if value_s < min(one.step_s for one in rows):
@@ -267,8 +257,3 @@ def _named(steps: Sequence[MeasuredStep]) -> str:
     models, gpus = dict.fromkeys(one.step.model for one in steps), dict.fromkeys(one.gpu.gpu for one in steps)
     named = " and ".join(models) if len(models) < NAMED else counted(len(models), "model")
     return f"{named} on {' and '.join(gpus)}" if steps else ""
-
-
-def _waited(runs: Sequence[MeasuredStep]) -> str:
-    share = max((one.step.data_wait_share for one in runs), default=0.0)
-    return f"; without the waits for data, {percent(share)} of the measured run" if share > WAITED else ""

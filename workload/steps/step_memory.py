@@ -7,6 +7,7 @@ hooks on all parameters and modules, has to be told of every tensor beforehand, 
 """
 
 import gc
+import math
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,7 +37,6 @@ FOLLOWED = "each storage of tensors followed from birth to death in a counted st
 BY_SHAPE = (
     "the part per sample is that of tensors computed from the batch whose size is a multiple of its number of samples"
 )
-BY_TWO_BATCHES = "the part per sample is the difference between two batch sizes"
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -108,7 +108,8 @@ class StorageFollower:
         tensors = [tensor for value in values for tensor in stored_tensors(value)]
         if name in GATHERING and self._device_type == "cpu" and tensors:
             # Only a few rows are read of what may be a whole data set, which a GPU's memory would not have to hold.
-            tensors = [tensor for tensor in tensors if tensor is not tensors[0] or self._known(tensor)]
+            is_followed = any(key in self._alive for key, _ in _storages(tensors[0], self._device_type))
+            tensors = tensors if is_followed else tensors[1:]
         reads = [(storage, tuple(tensor.shape)) for tensor in tensors for storage in self._of(tensor)]
         for position, tensor in enumerate(stored_tensors(output)):
             for key, storage in _storages(tensor, self._device_type):
@@ -199,9 +200,6 @@ class StorageFollower:
 
     # --- storages
 
-    def _known(self, tensor: Tensor) -> bool:
-        return any(key in self._alive for key, _ in _storages(tensor, self._device_type))
-
     def _of(self, tensor: Tensor, kind: Kind | None = None) -> Iterator[_Storage]:
         """Storages of a tensor on the device; one that was not known existed before the step."""
         for key, storage in _storages(tensor, self._device_type):
@@ -268,15 +266,11 @@ class CountedMemory:
     sequences: int | None = None
     growth_bytes: int = 0
 
-    def allocations(self, samples: int | None, larger: "CountedMemory | None" = None) -> list[Allocation]:
-        """Allocations, those before the step first. `samples`: in one forward pass; None if unknown.
-
-        `larger`: the same step with twice the samples, which may lack the optimizer's part.
-        """
+    def allocations(self, samples: int | None) -> list[Allocation]:
+        """Allocations, those before the step first. `samples`: in one forward pass; None if unknown."""
         died = {storage: number for number, (storage, is_birth) in enumerate(self.events) if not is_birth}
         born = {storage: number for number, (storage, is_birth) in enumerate(self.events) if is_birth}
         first, growing = len(self.before), _Growing(samples or 1)
-        measured = self._differences(larger) if larger else {}
         inputs = [storage for storage in (*self.before, *born) if storage.kind is Kind.INPUTS]
         entered = sum(storage.size for storage in inputs)
         # Data such as graphs, or images of different sizes, is no multiple of the number of samples.
@@ -286,28 +280,13 @@ class CountedMemory:
             Allocation(
                 kind=self._kind(storage, born.get(storage), died.get(storage)),
                 size_bytes=storage.size,
-                bytes_per_sample=(measured[storage] if storage in measured else storage.size * growing.grows(storage))
-                / samples
-                if samples
-                else None,
+                bytes_per_sample=storage.size * growing.grows(storage) / samples if samples else None,
                 born=number if number < first else first + born[storage],
                 died=first + died[storage] if storage in died else None,
             )
             for number, storage in enumerate((*self.before, *born))
             if storage.size
         ]
-
-    def method(self, larger: "CountedMemory | None" = None) -> str:
-        """How `allocations` knows the part per sample."""
-        return BY_TWO_BATCHES if larger and self._differences(larger) else BY_SHAPE
-
-    def _differences(self, larger: "CountedMemory") -> dict[_Storage, int]:
-        """Bytes that storages of this step have more in `larger`; empty if the two steps differ in more than that."""
-        ours, theirs = ([storage for storage, is_birth in each.events if is_birth] for each in (self, larger))
-        if [each.op for each in ours[: len(theirs)]] != [each.op for each in theirs]:
-            return {}
-        pairs = zip(ours, theirs, strict=False)
-        return dict.fromkeys(ours, 0) | {our: their.size - our.size for our, their in pairs}
 
     def _kind(self, storage: _Storage, born: int | None, died: int | None) -> Kind:
         if storage.kind:
@@ -333,12 +312,7 @@ class CountedMemory:
         return highest, event
 
     def record(
-        self,
-        allocations: Sequence[Allocation],
-        *,
-        samples: int | None,
-        method: str,
-        lower_bound: Sequence[str] = (),
+        self, allocations: Sequence[Allocation], *, samples: int | None, lower_bound: Sequence[str] = ()
     ) -> StepMemory:
         """Section `step_memory` of run.json; `allocations`: those of this step."""
         peak_bytes, event = self._peak()
@@ -358,7 +332,7 @@ class CountedMemory:
             bytes_per_sample=sum(slopes) if len(slopes) == len(alive) else None,
             growth_bytes=self.growth_bytes or None,
             lower_bound=list(lower_bound) or None,
-            method=f"{FOLLOWED}; {method}" if len(slopes) == len(alive) else FOLLOWED,
+            method=f"{FOLLOWED}; {BY_SHAPE}" if len(slopes) == len(alive) else FOLLOWED,
         )
 
 
@@ -396,10 +370,7 @@ class _Growing:
             return samples in shape[:2]
         growing = [read for each, read in storage.reads if self._known[each]]
         fixed = [read for each, read in storage.reads if not self._known[each]]
-        elements = 1
-        for length in shape:
-            elements *= length
-        if not growing or elements % samples:
+        if not growing or math.prod(shape) % samples:
             return False
         return self._keeps_samples(storage, growing, fixed)
 

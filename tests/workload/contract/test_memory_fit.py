@@ -21,7 +21,6 @@ CARD = Card(
     outside=_interval(10, 20),
     workspaces=_interval(0, 4),
     group=_interval(1, 6),
-    source="made up",
 )
 
 
@@ -66,18 +65,13 @@ def _step(*rows: Allocation, samples: float | None = 2, at_least: bool = False, 
         (_step(_row(40, 0, 1), _row(60, 2, 3)), Word.CLOSE, 70, 124),
         # 512 bytes are the least, in a segment of 2 MiB.
         (_step(_row(1, 0)), Word.FITS, 11, 26),
+        # 11 MiB in a segment of 12 MiB, 1 MiB in one of 2 MiB.
+        (_step(_row(11, 0), _row(1, 1)), Word.FITS, 22, 38),
     ],
 )
 def test_word_and_interval(step: CountedStep, word: Word, low_mib: float, high_mib: float) -> None:
     needed = step.needed(CARD)
     assert (needed.word, needed.low / MIB, needed.high / MIB) == (word, low_mib, high_mib)
-
-
-def test_parts_add_up() -> None:
-    needed = _step(_row(11, 0), _row(1, 1)).needed(CARD)
-    # 11 MiB in a segment of 12 MiB, 1 MiB in one of 2 MiB.
-    assert (needed.tensors_bytes, needed.allocator_bytes) == (12 * MIB, 2 * MIB)
-    assert (needed.outside, needed.workspaces) == (CARD.outside, CARD.workspaces)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +95,7 @@ def test_largest_batch(step: CountedStep, batch: LargestBatch) -> None:
 def test_other_batches() -> None:
     step = _step(_row(20, 0, mib_per_sample=10))
     assert step.needed(CARD, samples=2) == step.needed(CARD)
-    assert step.needed(CARD, samples=3).tensors_bytes == 30 * MIB
-    with pytest.raises(ValueError, match="one batch was counted, of 2 samples; got 3"):
-        _step(_row(20, 0, mib_per_sample=None)).needed(CARD, samples=3)
+    assert step.needed(CARD, samples=3).low == (30 + 10) * MIB
 
 
 def test_each_nvidia_gpu_with_a_peak_has_cards() -> None:
@@ -111,8 +103,11 @@ def test_each_nvidia_gpu_with_a_peak_has_cards() -> None:
     # CUDA's figures are of NVIDIA's GPUs.
     known = {(gpu.gpu, size) for gpu in peaks.gpus() if gpu.device == "cuda" for size in gpu.memory_gb}
     assert listed == {(gpu, size) for gpu, size in known if not gpu.startswith("MI")}
-    assert card("V100 SXM2") == card("V100 SXM2", memory_gb=16) != card("V100 SXM2", memory_gb=32)
-    assert card("MI300X") is None
+    assert {size: found.total.low // 10**9 for size in (16, 32) if (found := card("V100 SXM2", memory_gb=size))} == {
+        16: 16,
+        32: 34,
+    }
+    assert card("MI300X", memory_gb=192) is None
 
 
 def test_cards_have_nearly_their_nominal_memory() -> None:
@@ -120,4 +115,3 @@ def test_cards_have_nearly_their_nominal_memory() -> None:
         # 141 GB are decimal; the others are GiB, of which error correction takes up to a sixteenth.
         assert 0.9 * each.memory_gb * 2**30 < each.total.low < each.total.high <= each.memory_gb * 2**30
         assert each.outside.low < each.outside.high < 0.15 * each.total.low
-        assert each.source.endswith("read 2026-11")
