@@ -428,7 +428,7 @@ def _memory(step: Step, work: Work) -> tuple[StepMemory | None, list[Allocation]
     if names := [name for name in dict.fromkeys((*work.unattributed, *work.uncounted)) if name != GRAPH]:
         unseen.append(f"{', '.join(names[:UNATTRIBUTED_SHOWN])} may take more inside than their results")
     rows = memory.allocations(samples)
-    return memory.record(rows, samples=samples, lower_bound=unseen), rows
+    return memory.record(rows, samples=samples, method=memory.method(), lower_bound=unseen), rows
 
 
 def _variation(work: Work) -> Iterator[str]:

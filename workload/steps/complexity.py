@@ -139,7 +139,8 @@ def count(
     is_cuda = Device(device) in (Device.CUDA, Device.AUTO) and torch.cuda.is_available()
     # FakeTensorMode logs a traceback for every shape that a model rejects.
     with _quiet(FAKE_TENSOR_LOGGER), FakeTensorMode(), _rejections(model, shape):
-        fake = _FakeStep(module, Optimizer(optimizer), Precision(precision), "cuda" if is_cuda else "cpu", shape=shape)
+        kinds: tuple[Any, ...] = (Optimizer(optimizer), Precision(precision), "cuda" if is_cuda else "cpu")
+        fake = _FakeStep(module, *kinds, shape=shape)
         # A steady step: every pass after the first adds to existing gradients.
         forward, step = fake.pass_()
         kept = tuple(fake.counter.kept)
@@ -147,7 +148,12 @@ def count(
             step = step.plus(fake.pass_()[1], times=grad_accumulation - 1)
         step = step.plus(fake.update())
         counted = fake.memory()
-    rows = counted.allocations(batch_size)
+        larger = _FakeStep(module, *kinds, shape=(2 * batch_size, *shape[1:]), is_first=False)
+        for _ in range(min(grad_accumulation, 2)):
+            larger.pass_()
+        twice = larger.memory()
+    rows = counted.allocations(batch_size, twice)
+    memory = counted.record(rows, samples=batch_size, method=counted.method(twice))
     forward_flop_per_image = round(forward.flop / batch_size)
     fvcore_mac = None
     if with_fvcore:
@@ -180,7 +186,7 @@ def count(
         forward_flop_by_module=forward.flop_by_module,
         flop_by_module=step.flop_by_module,
         bytes_by_module=step.bytes_by_module,
-        memory=counted.record(rows, samples=batch_size),
+        memory=memory,
         allocations=allocations.as_text(rows),
     )
 
@@ -249,7 +255,10 @@ class _ModuleCounter(FlopCounter):
 
 
 class _FakeStep:
-    """Training step on tensors that have a shape, a type and a device, but no memory; used inside FakeTensorMode."""
+    """Training step on tensors that have a shape, a type and a device, but no memory; used inside FakeTensorMode.
+
+    `is_first`: False for a step with a module that has made one, whose gradients it has.
+    """
 
     def __init__(
         self,
@@ -259,19 +268,22 @@ class _FakeStep:
         device_type: str,
         *,
         shape: tuple[int, ...],
+        is_first: bool = True,
     ) -> None:
-        # `Module.to_empty` would read the real tensors, which `FakeTensorMode` forbids.
-        module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device_type))  # noqa: SLF001 - as Module.to
+        if is_first:
+            # `Module.to_empty` would read the real tensors, which `FakeTensorMode` forbids.
+            module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device_type))  # noqa: SLF001 - as Module.to
         self._module = module
         self._optimizer = make_optimizer(module.parameters(), optimizer)
         self._precision = precision
         self._device_type = device_type
         self._follower = StorageFollower(device_type)
         self.counter = _ModuleCounter(module, self._follower)
-        # A steady step begins with the gradients and the optimizer's state of the step before.
-        for parameter in module.parameters():
-            parameter.grad = torch.empty_like(parameter)
-        self._optimizer.step()
+        if is_first:
+            # A steady step begins with the gradients and the optimizer's state of the step before.
+            for parameter in module.parameters():
+                parameter.grad = torch.empty_like(parameter)
+            self._optimizer.step()
         self._follower.called(module, ())
         self._follower.optimizer(self._optimizer)
         self._images = torch.empty(shape, device=self._device_type)

@@ -37,6 +37,7 @@ FOLLOWED = "each storage of tensors followed from birth to death in a counted st
 BY_SHAPE = (
     "the part per sample is that of tensors computed from the batch whose size is a multiple of its number of samples"
 )
+BY_TWO_BATCHES = "the part per sample is the difference between two batch sizes"
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -266,11 +267,15 @@ class CountedMemory:
     sequences: int | None = None
     growth_bytes: int = 0
 
-    def allocations(self, samples: int | None) -> list[Allocation]:
-        """Allocations, those before the step first. `samples`: in one forward pass; None if unknown."""
+    def allocations(self, samples: int | None, larger: "CountedMemory | None" = None) -> list[Allocation]:
+        """Allocations, those before the step first. `samples`: in one forward pass; None if unknown.
+
+        `larger`: the same step with twice the samples, which may lack the optimizer's part.
+        """
         died = {storage: number for number, (storage, is_birth) in enumerate(self.events) if not is_birth}
         born = {storage: number for number, (storage, is_birth) in enumerate(self.events) if is_birth}
         first, growing = len(self.before), _Growing(samples or 1)
+        measured = self._differences(larger) if larger else {}
         inputs = [storage for storage in (*self.before, *born) if storage.kind is Kind.INPUTS]
         entered = sum(storage.size for storage in inputs)
         # Data such as graphs, or images of different sizes, is no multiple of the number of samples.
@@ -280,13 +285,28 @@ class CountedMemory:
             Allocation(
                 kind=self._kind(storage, born.get(storage), died.get(storage)),
                 size_bytes=storage.size,
-                bytes_per_sample=storage.size * growing.grows(storage) / samples if samples else None,
+                bytes_per_sample=(measured[storage] if storage in measured else storage.size * growing.grows(storage))
+                / samples
+                if samples
+                else None,
                 born=number if number < first else first + born[storage],
                 died=first + died[storage] if storage in died else None,
             )
             for number, storage in enumerate((*self.before, *born))
             if storage.size
         ]
+
+    def method(self, larger: "CountedMemory | None" = None) -> str:
+        """How `allocations` knows the part per sample."""
+        return BY_TWO_BATCHES if larger and self._differences(larger) else BY_SHAPE
+
+    def _differences(self, larger: "CountedMemory") -> dict[_Storage, int]:
+        """Bytes that storages of this step have more in `larger`; empty if the two steps differ in more than that."""
+        ours, theirs = ([storage for storage, is_birth in each.events if is_birth] for each in (self, larger))
+        if [each.op for each in ours[: len(theirs)]] != [each.op for each in theirs]:
+            return {}
+        pairs = zip(ours, theirs, strict=False)
+        return dict.fromkeys(ours, 0) | {our: their.size - our.size for our, their in pairs}
 
     def _kind(self, storage: _Storage, born: int | None, died: int | None) -> Kind:
         if storage.kind:
@@ -312,7 +332,12 @@ class CountedMemory:
         return highest, event
 
     def record(
-        self, allocations: Sequence[Allocation], *, samples: int | None, lower_bound: Sequence[str] = ()
+        self,
+        allocations: Sequence[Allocation],
+        *,
+        samples: int | None,
+        method: str,
+        lower_bound: Sequence[str] = (),
     ) -> StepMemory:
         """Section `step_memory` of run.json; `allocations`: those of this step."""
         peak_bytes, event = self._peak()
@@ -332,7 +357,7 @@ class CountedMemory:
             bytes_per_sample=sum(slopes) if len(slopes) == len(alive) else None,
             growth_bytes=self.growth_bytes or None,
             lower_bound=list(lower_bound) or None,
-            method=f"{FOLLOWED}; {BY_SHAPE}" if len(slopes) == len(alive) else FOLLOWED,
+            method=f"{FOLLOWED}; {method}" if len(slopes) == len(alive) else FOLLOWED,
         )
 
 

@@ -82,7 +82,7 @@ def counted(
     follower = Follower(made, optimizer(made))
     memory = [follower.step(step, samples) for _ in range(3)][-1]
     rows = memory.allocations(samples)
-    return memory.record(rows, samples=samples), rows
+    return memory.record(rows, samples=samples, method=memory.method()), rows
 
 
 def total(rows: Iterable[Allocation], kind: Kind) -> int:
@@ -297,8 +297,10 @@ def test_steps_of_two_batch_sizes_differ_in_what_grows_with_the_batch() -> None:
     model = mlp()
     follower = Follower(model, sgd(model))
     _, one, two = (follower.step(samples=samples) for samples in (N, N, 2 * N))
-    made = (each.allocations(samples)[len(each.before) :] for each, samples in ((one, N), (two, 2 * N)))
-    assert [row.bytes_at(N) for row in next(made)] == [row.size_bytes for row in next(made)]
+    by_shape, by_difference = one.allocations(N), one.allocations(N, two)
+    assert [row.bytes_per_sample for row in by_shape] == [row.bytes_per_sample for row in by_difference]
+    assert one.method(two) != one.method()
+    assert max(row.bytes_at(N) for row in by_shape) == max(row.size_bytes for row in two.allocations(2 * N))
 
 
 def test_without_a_batch_the_part_per_sample_is_unknown() -> None:
@@ -306,7 +308,7 @@ def test_without_a_batch_the_part_per_sample_is_unknown() -> None:
     memory = Follower(model, sgd(model)).step()
     rows = memory.allocations(None)
     assert {row.bytes_per_sample for row in rows} == {None}
-    assert memory.record(rows, samples=None).bytes_per_sample is None
+    assert memory.record(rows, samples=None, method="").bytes_per_sample is None
 
 
 def test_data_that_is_no_multiple_of_the_samples_leaves_the_part_per_sample_unknown() -> None:
