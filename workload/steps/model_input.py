@@ -63,8 +63,8 @@ class Entered:
     `samples`: number of sequences if the data are tokens, None if it is unknown; for other data the same as `count`.
     `lengths`: number of tokens of each sequence without padding; `widths`: with padding; both empty if unknown.
     `where`: line of the script that made the data, or that passed them to the model. `batches`: number of
-    micro-batches. A second text, such as a decoder's, is not counted, as in `num_input_tokens_seen` of Hugging Face's
-    Trainer.
+    micro-batches. `is_first_text`: a second text, such as a decoder's, is not counted, as in `num_input_tokens_seen` of
+    Hugging Face's Trainer.
     """
 
     unit: Unit
@@ -74,6 +74,7 @@ class Entered:
     lengths: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
     batches: int = 1
+    is_first_text: bool = False
 
     @classmethod
     def together(cls, parts: Sequence["Entered"]) -> "Entered":
@@ -87,6 +88,7 @@ class Entered:
             lengths=tuple(length for part in parts for length in part.lengths),
             widths=tuple(width for part in parts for width in part.widths),
             batches=len(parts),
+            is_first_text=parts[0].is_first_text,
         )
 
 
@@ -100,9 +102,10 @@ def words(steps: Sequence[Entered]) -> str:
         return f"{packed} in {_amount(samples, 'sequence')}" if samples else packed
     lengths = [length for step in steps for length in step.lengths]
     widths = [width for step in steps for width in step.widths]
+    text = " of the first text" if steps[0].is_first_text else ""
     padded = "" if lengths == widths else f" (padded to {_range(widths)})"
     plural = "" if max(lengths) == 1 else "s"
-    return f"{_amount(samples, 'sequence')} of {_range(lengths)} token{plural}{padded}"
+    return f"{_amount(samples, 'sequence')} of {_range(lengths)} token{plural}{padded}{text}"
 
 
 def usual(values: Sequence[int]) -> int | None:
@@ -312,7 +315,7 @@ class ModelInput:
         return _Value(name, shape, value.is_floating_point(), self._part(value), self._origin(value), is_output)
 
     def _read(self, call: _Call, name: str, value: Any) -> None:
-        """Read the lengths of sequences from a mask, or their number from their beginnings."""
+        """Read the lengths of sequences from a mask, or their number from their positions or beginnings."""
         if not isinstance(value, Tensor) or (value.is_floating_point() and name in PADDING_MASKS):
             return
         if name == MASK or name in PADDING_MASKS:
@@ -321,6 +324,9 @@ class ModelInput:
                 call.masked = marked.sum(1), marked.shape
         elif "cu_seq" in name:
             call.sequences = value.numel() - 1
+        elif name == "position_ids" and value.numel() == max(value.shape, default=0):
+            known = _values(value)
+            call.sequences = None if known is None else call.sequences or int((known == 0).sum())
 
     # --- operations
 
@@ -498,7 +504,7 @@ def _batch_of(known: _Pass) -> Batch | None:
     if first and _is_text(first, known, values):
         read = _alike(first, outside) or [first]
         batches = [_sequences(each, known.targets) for each in read]
-        whole = replace(Entered.together(batches), batches=1)
+        whole = replace(Entered.together(batches), batches=1, is_first_text=_has_second_text(first, outside))
         return whole, first.table, [each.part for each in read]
     main = _main(values)
     if first and (main is None or (first.bags is not None and not main.is_floating)):
@@ -518,6 +524,17 @@ def _batch_of(known: _Pass) -> Batch | None:
     unit = Unit.IMAGES if _is_image(main.shape) and not is_pair else Unit.SAMPLES
     where = main.origin or f"into the model at {call.where}"
     return Entered(unit=unit, count=count, samples=count, where=where), call.module, parts
+
+
+def _has_second_text(first: _Lookup, known: Sequence[_Lookup]) -> bool:
+    """Whether the same call looks up another text, such as a decoder's, beside that of `first`: not other features."""
+    others = [each for each in known if each.call is first.call and each.part[0] != first.part[0] and each.ids.ndim > 1]
+    return any(
+        each.ids.shape[0] == first.ids.shape[0]
+        and each.ids.shape[-1] > MOST_IDS
+        and (each.table == first.table or each.ids.shape != first.ids.shape)
+        for each in others
+    )
 
 
 def _main(values: Sequence[_Value]) -> _Value | None:

@@ -284,12 +284,16 @@ STEPS: dict[str, tuple[Callable[[], None], Unit, int, int | None, str]] = {
     "packed tokens with their beginnings": (
         lambda: packed(cu_seqlens=torch.tensor([0, 5, 12])), TOKENS, 12, 2, "12 packed tokens in 2 sequences",
     ),
+    "packed tokens with their positions": (
+        lambda: packed(position_ids=torch.tensor([0, 1, 2, 0, 1, 2, 3, 0, 1, 0, 1, 2])), TOKENS, 12,
+        4, "12 packed tokens in 4 sequences",
+    ),
     "tokens before their batch": (
         lambda: Recurrent()(ids(9, 5), (torch.zeros(1, 5, 4), torch.zeros(1, 5, 4))).backward(), TOKENS, 45,
         5, "5 sequences of 9 tokens",
     ),
     "an embedding of encoder and decoder": (
-        lambda: Shared()(get_batch(), ids(3, 6)).backward(), TOKENS, 24, 3, "3 sequences of 8 tokens",
+        lambda: Shared()(get_batch(), ids(3, 6)).backward(), TOKENS, 24, 3, "3 sequences of 8 tokens of the first text",
     ),
     "ids of users and items": (lambda: Recommender()(ids(6), ids(6)).backward(), SAMPLES, 6, 6, "6 samples"),
     "pairs of ids": (lambda: nn.Embedding(30, 4)(ids(6, 2)).sum().backward(), SAMPLES, 6, 6, "6 samples"),
