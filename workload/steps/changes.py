@@ -20,6 +20,7 @@ import torch.fx  # before `Module.__call__` is replaced: torch.fx keeps the func
 import torch.utils.data
 from torch.nn import Module
 from torch.utils import _pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from workload.contract.changes import Change, Via, changes_of
 from workload.contract.errors import UsageError
@@ -409,7 +410,9 @@ class Losses:
         if len(self._kept) >= MOST_LOSSES or not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             return
         if loss.is_floating_point() and not (loss.is_cuda and torch.cuda.is_current_stream_capturing()):
-            self._kept.append(loss.detach().clone())
+            # A counter of operations would take the copies for memory that the script leaves behind.
+            with _disable_current_modes():
+                self._kept.append(loss.detach().clone())
 
     def texts(self) -> tuple[str, ...] | None:
         """The losses as `float.hex`; None if there are none."""

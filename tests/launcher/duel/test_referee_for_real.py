@@ -87,7 +87,6 @@ def original(run: Callable[[str], Record]) -> Record:
         ("no backward pass", "losses are not close"),
         ("bf16", "more of the FLOP are computed in bf16 or a lower precision, which is not declared"),
         ("clock", "the script replaced time.perf_counter"),
-        ("counted twice", "a step trains on 32 samples, and 16 samples in the original"),
     ],
 )
 def test_cheat_is_refused(cheat: str, reason: str, original: Record, run: Callable[[str], Record]) -> None:
@@ -101,3 +100,12 @@ def test_same_script_is_not_refused(original: Record, run: Callable[[str], Recor
 
     assert ruling.refusals == ()
     assert ruling.losses.startswith("same to the bit")
+
+
+def test_samples_that_are_trained_twice_count_once(original: Record, run: Callable[[str], Record]) -> None:
+    assert run("counted twice").spec.batch_size == original.spec.batch_size == 16
+
+
+def test_kept_losses_are_no_memory_that_grows(original: Record) -> None:
+    assert original.step_memory
+    assert not original.step_memory.growth_bytes
