@@ -191,8 +191,9 @@ def published(table: Path) -> None:
             # The source's own report calls this card "GeForce RTX 4090 Laptop GPU 16 GB".
             gpu = "RTX4090-Laptop" if row["gpu"] == "RTX4090" and "stack=jcxal" in notes else row["gpu"]
             card = _card(gpu, 32 if gpu.startswith("V100") and "32 GB" in notes else None)
-            needed = _step(row["model"], PRECISIONS[row["precision"]]).needed(card, samples=int(row["batch"]))
-            # Windows moves memory to the host where Linux refuses it. The step that is counted is not compiled.
+            step = replace(_step(row["model"], PRECISIONS[row["precision"]]), is_compiled="torch.compile" in notes)
+            needed = step.needed(card, samples=int(row["batch"]))
+            # Windows moves memory to the host where Linux refuses it.
             kind = "spilled" if "VRAM" in notes else "ran compiled" if "torch.compile" in notes else "ran"
             words[f"{kind}: {needed.word}"] += 1
             if kind == "spilled" or needed.word is not Word.FITS:

@@ -59,7 +59,8 @@ class CountedRun:
             raise BundleError(f"'{folder}' is damaged: {allocations.FILE}: {error}", hint="run again") from error
         # Memory that grows, and a lower bound: no batch is said to fit.
         at_least, ranks = any(allocations.notes(memory)), int(record.spec.devices or 1)
-        step = CountedStep(allocations=found, samples=memory.samples, at_least=at_least, ranks=ranks)
+        kind = {"at_least": at_least, "is_compiled": bool(record.spec.compile)}
+        step = CountedStep(allocations=found, samples=memory.samples, ranks=ranks, **kind)
         return cls(path=folder, record=record, memory=memory, step=step)
 
     @property
@@ -168,7 +169,8 @@ def _step_of_trainer(spec: RunSpec) -> CountedStep | None:
     done = subprocess.run([*command, "--allocations"], capture_output=True, text=True, check=False)
     if done.returncode:  # the run itself will say what is wrong
         return None
-    return CountedStep(allocations=allocations.parse(done.stdout), samples=spec.batch_size, ranks=spec.devices)
+    found, samples = allocations.parse(done.stdout), spec.batch_size
+    return CountedStep(allocations=found, samples=samples, is_compiled=spec.compile, ranks=spec.devices)
 
 
 # --- rows

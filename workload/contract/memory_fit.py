@@ -82,13 +82,14 @@ class LargestBatch:
 class CountedStep:
     """A step's allocations at a batch of `samples`. `ranks`: processes that train together, each on its own card.
 
-    `at_least`: the count is a lower bound, or memory grows from step to step: no batch is said to fit. The step is not
-    compiled: a compiled one may need less.
+    `at_least`: the count is a lower bound, or memory grows from step to step: no batch is said to fit. `is_compiled`:
+    the step was counted without torch.compile, with which it may need less: no batch is said not to fit.
     """
 
     allocations: Sequence[Allocation]
     samples: float | None = None
     at_least: bool = False
+    is_compiled: bool = False
     ranks: int = 1
     _tensors: dict[float, int] = field(default_factory=dict, init=False, repr=False)
     _reserved: dict[float, int] = field(default_factory=dict, init=False, repr=False)
@@ -104,7 +105,8 @@ class CountedStep:
         beside = self._beside(card)
         low, high = self._tensors_bytes(more) + beside.low, self._reserved_bytes(more) + beside.high
         fits = high <= card.total.low and not self.at_least
-        word = Word.DOES_NOT_FIT if low > card.total.high else Word.FITS if fits else Word.CLOSE
+        is_too_large = low > card.total.high and not self.is_compiled
+        word = Word.DOES_NOT_FIT if is_too_large else Word.FITS if fits else Word.CLOSE
         return Needed(word=word, low=low, high=high)
 
     def largest_batch(self, card: Card) -> LargestBatch:

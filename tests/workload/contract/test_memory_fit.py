@@ -1,5 +1,7 @@
 """Words and intervals of a step on a card with round figures, and the table of cards."""
 
+from dataclasses import replace
+
 import pytest
 
 from workload.contract import peaks
@@ -61,6 +63,8 @@ def _step(*rows: Allocation, samples: float | None = 2, at_least: bool = False, 
         # A lower bound never fits.
         (_step(_row(10, 0), at_least=True), Word.CLOSE, 20, 34),
         (_step(_row(102, 0), at_least=True), Word.DOES_NOT_FIT, 112, 126),
+        # A compiled step may need less than was counted.
+        (replace(_step(_row(102, 0)), is_compiled=True), Word.CLOSE, 112, 126),
         # 40 MiB stay in the cache while 60 MiB are in use. If the allocator gives them back, the step may run.
         (_step(_row(40, 0, 1), _row(60, 2, 3)), Word.CLOSE, 70, 124),
         # 512 bytes are the least, in a segment of 2 MiB.
