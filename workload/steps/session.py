@@ -129,7 +129,7 @@ class Session:
         pattern = self.step.pattern if self.step else None
         used = {segment.optimizer for segment in pattern.segments} if pattern else range(len(self.optimizers.known))
         loaders = {fetch.batch.loader for fetch in self._last_fetches} - self._loaders.evaluated
-        return loaders | self.optimizers.identities(used)
+        return self._loaders.identities(loaders) | self.optimizers.identities(used)
 
     def silence(self) -> None:
         """Stop observing: this process is a forked copy of the measured one."""

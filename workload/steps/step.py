@@ -270,6 +270,10 @@ class Inputs:
         # Not by `id`, which a DataLoader of the next epoch may share; weak, because a DataLoader keeps its workers.
         self._numbers = weakref.WeakKeyDictionary[Any, int]()
 
+    def identities(self, numbers: Collection[int]) -> set[int]:
+        """Identities of the DataLoaders with these `numbers`."""
+        return {id(loader) for loader, number in self._numbers.items() if number in numbers}
+
     def batch_of(self, loader: Any, batch: Any, follow: Callable[[int, Any], None] | None) -> Batch:
         """Contents of a batch; `follow` is called with the DataLoader's number and the batch."""
         if (number := self._numbers.get(loader)) is None:
