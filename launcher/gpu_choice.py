@@ -1,4 +1,4 @@
-"""Which GPU suits a run that was measured: does a step fit its memory, how long does it take, and what does it cost.
+"""Answers for each GPU whether a measured step fits its memory, how long the step takes there, and what it costs.
 
 Memory is decided in `workload.contract.memory_fit`, time in `workload.stats.step_times`; prices are those of
 `workload.contract.prices`. A cost is for the user's own amount of work, see `workload.contract.spent.amount_of`.
@@ -231,7 +231,7 @@ def _may_run(row: Mapping[str, Any]) -> bool:
 
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """By cost on demand; then those with a least cost only, without a price, and those that are too small."""
+    """Sort key: cost on demand. Behind the known costs: lower bounds of a cost, no price, too little memory."""
     usd, spot = (row[name] if row[name] is not None else row[f"{name}_least"] for name in ("usd", "usd_spot"))
     return not _may_run(row), usd is None, row["step_s"] is None, usd or spot or row["usd_per_h"] or inf
 
@@ -257,7 +257,7 @@ def columns(run: CountedRun, amount: Amount) -> tuple[Column, ...]:
 
 
 def headline(run: CountedRun) -> str:
-    """What was counted: the peak of live bytes, its parts, and where it is."""
+    """Sentence on the counted memory: how much the step keeps at most, of what kind, at which line of the script."""
     spec, device = run.record.spec, run.record.environment.device
     kept = allocations.sentence(run.memory)
     counted = f"counted in one step on {device.name or device.type}"
@@ -265,7 +265,7 @@ def headline(run: CountedRun) -> str:
 
 
 def for_people(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as text."""
+    """The cells of a row as text."""
     fits, too_large = row["largest_batch"], row["too_large_batch"]
     largest = str(fits) if fits else UNKNOWN if row["is_lower_bound"] or not too_large else "none"
     return {

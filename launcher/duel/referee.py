@@ -45,7 +45,10 @@ def parse_losses(text: str) -> Losses:
 
 @dataclass(frozen=True, kw_only=True)
 class Ruling:
-    """Result: `refusals` as sentences, none if the work is the same; `losses`: how the losses compare, in words."""
+    """Decision of the referee.
+
+    `refusals`: reasons as sentences, none if the work is the same. `losses`: how the losses compare, in words.
+    """
 
     refusals: tuple[str, ...]
     losses: str
@@ -59,7 +62,7 @@ def judge_work(
     precisions: Collection[str] = (),
     rule: Losses = Losses.ROUNDING,
 ) -> Ruling:
-    """Compare the work of runs of B with those of A, at least one each.
+    """Judge whether the runs of B do the same work as those of A; each side has at least one run.
 
     `effect`: what B declares that it does to the training; `precisions`: lower precisions that it declares.
     """
@@ -93,7 +96,7 @@ def ruling_of(segments: Sequence[Measured], rule: Losses) -> Ruling | None:
 
 
 def losses_of(run: Record) -> Sequence[str]:
-    """Losses of a run as `float.hex`; none if it kept none."""
+    """Losses of a run as `float.hex`; empty if the run kept none."""
     return (run.spec.script and run.spec.script.losses) or ()
 
 

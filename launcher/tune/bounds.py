@@ -1,4 +1,4 @@
-"""The most that a change could bring, known from one measured run before the change is tried.
+"""Bounds of the gain that a change can bring, computed from one measured run before the change is tried.
 
 A change can at best remove the part of the wall time that it acts on: waits for data, the optimizer, the kernel of the
 operating system, or what a step takes beyond its FLOP at the machine's measured ceiling. If a share s of the time goes,

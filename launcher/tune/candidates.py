@@ -56,13 +56,13 @@ class Candidate:
 
     @property
     def effect(self) -> Effect:
-        """Strongest effect on the training, which the referee is told."""
+        """Strongest effect on the training of all its changes; the referee judges by it."""
         effects = {change.row.effect for change in self.changes} | ({Effect.TRAINING} if self.argument else set())
         return next((each for each in reversed(Effect) if each in effects), Effect.SAME)
 
     @property
     def precisions(self) -> frozenset[str]:
-        """Lower precisions that it declares."""
+        """Precisions below fp32 that its changes introduce."""
         return frozenset(change.row.precision for change in self.changes) - {""}
 
     def bound(self, run: Record, steps: Sequence[dict[str, str]]) -> float | None:
@@ -116,7 +116,7 @@ def _plain(name: str) -> str:
 
 
 def asked(typed: Sequence[str]) -> list[Candidate]:
-    """Candidates from `--try`: changes of the table, or arguments of the script with their values.
+    """Read the values of `--try`: changes as `--change` takes them, or arguments of the script with values to try.
 
     Raises `UsageError` for a text that is neither.
     """

@@ -1,4 +1,4 @@
-"""Runs of a tuning on this machine: the script as it is, and duels with and without changes."""
+"""Runs the duels of a tuning on this machine, and before them the unchanged script, whose figures give the bounds."""
 
 import hashlib
 import platform
@@ -29,11 +29,11 @@ ORIGINAL = "original"
 
 
 class ScriptChangedError(Exception):
-    """Error: a file of the script changed during the tuning; the text names the file."""
+    """Raised if a file of the script was edited during the tuning; the text names the file."""
 
 
 class _RefusedError(Exception):
-    """Error: the referee refuses B, so that no further run is needed."""
+    """Raised when the referee refuses B, to end the duel: no further run is needed."""
 
 
 @dataclass(kw_only=True)
@@ -52,7 +52,7 @@ class LocalDuels:
     run_s: float = START_S
 
     def side(self, variant: Variant, candidates: Sequence[Candidate], *, ceilings: bool = False) -> Side:
-        """Side of a duel: the script with these candidates."""
+        """Side of a duel that runs the script with these changes."""
         request = replace(self.request, words=words_with(self.request.words, candidates))
         change = change_text(candidates)
         plan = plan_of_script(request, self.workplace, self.environment, change=change, ceilings=ceilings)
@@ -128,20 +128,20 @@ class _Course:
 
 
 def unchanged(evidence: Evidence, folder: Path) -> bool:
-    """Whether this is the machine of the evidence, and the files of the script in `folder` are as they were."""
+    """Whether the evidence is from this machine, and the script's files in `folder` have not been edited since."""
     paths = {name: folder / name for name in evidence.files}
     found = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in paths.items() if path.is_file()}
     return evidence.machine.get("host") == platform.node() and found == evidence.files
 
 
 def base_of(candidates: Sequence[Candidate], folder: Path) -> Base:
-    """Base of further trials, from a run of the script with these candidates."""
+    """Make the base of the next trials from a run of the script with these changes."""
     record = bundle.read_record(folder)
     return Base(candidates=tuple(candidates), run_id=folder.name, run=record, steps=bundle.read_steps(folder))
 
 
 def measure_original(duels: LocalDuels, evidence: Evidence, *, left_s: float) -> tuple[Evidence, Base]:
-    """Measure the script as it is, twice: with the machine's ceilings, and again to compare the losses.
+    """Run the unchanged script twice: first with the machine's ceilings, then again to see whether its losses repeat.
 
     Raises `UsageError` if its losses cannot be judged, and the error of a run that fails.
     """

@@ -41,10 +41,11 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A duel: `change` on top of `base`, which is A. `error`: chance of accepting it although it is no gain.
+    """Duel that tries one change: A is the script with the changes `base`, B the same with `change` too.
 
-    `name`: of the duel. `line`: of the constructor that changes. `is_final`: all accepted
-    changes together against the original. `changes`, `commands`: option --change and command of A and of B. `bundles`:
+    `error`: the largest chance that the change is accepted although it is no gain. `name`: that of the duel.
+    `line`: that of the constructor that the change is made to. `is_final`: the duel is that of all accepted changes
+    together against the original. `changes`, `commands`: option --change and command of A and of B. `bundles`:
     SHA-256 of the manifest of each run, in order. `gain`, `low`, `high`: growth of throughput with its interval; None
     if unknown. `losses`: how they compare, in words. `at_most`: bound of the gain, from the run `bound_by`.
     """
@@ -93,7 +94,7 @@ class Evidence:
         return ERROR - sum(trial.error for trial in self.trials if trial.decision is not Decision.ACCEPTED)
 
     def with_trial(self, trial: Trial) -> "Evidence":
-        """Evidence with this trial, in place of the one of this name."""
+        """Copy of the evidence with this trial, which replaces one with the same name."""
         trials = {known.name: known for known in self.trials} | {trial.name: trial}
         return replace(self, trials=tuple(trials.values()))
 
@@ -103,7 +104,7 @@ class Evidence:
 
 
 def read(path: Path) -> Evidence:
-    """Evidence from its file. Raises `BundleError` for another file."""
+    """Read an evidence file. Raises `BundleError` if it is none."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document.get("format") != FORMAT:

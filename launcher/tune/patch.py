@@ -39,7 +39,10 @@ class Statement:
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """`diff`: text for `git apply`, empty if nothing could be written. `notes`: what is left to the user."""
+    """Patch of the user's files. `diff`: text for `git apply`, empty if no change could be written into the files.
+
+    `notes`: sentences on the changes that the user has to make by hand.
+    """
 
     diff: str
     notes: tuple[str, ...] = ()
@@ -51,7 +54,7 @@ class Patch:
 
 
 class CannotWriteError(Exception):
-    """Error: a change has no certain place in the source; the text says why."""
+    """Raised if it is uncertain where in the source a change belongs; the text says why."""
 
 
 def patch_of(edits: Sequence[Argument | Statement], folder: Path, notes: Sequence[str] = ()) -> Patch:

@@ -43,7 +43,7 @@ class Tuned:
 
     @property
     def exit_code(self) -> ExitCode:
-        """12 if the script with the accepted changes is faster, 0 if no change makes it faster, 13 if this is open."""
+        """12 if the accepted changes make the script faster, 0 if no change does, 13 if the runs cannot decide it."""
         final = next((row for row in self.rows if row.trial and row.trial.is_final), None)
         if final and final.trial and final.trial.decision in (Decision.BELOW, Decision.REFUSED, Decision.FAILED):
             return ExitCode.NOT_DECIDABLE
@@ -54,7 +54,7 @@ class Tuned:
 
 
 def headline(run: Record) -> str:
-    """Sentence on the limit of the script as it is."""
+    """Sentence that says what limits a step of the unchanged script."""
     bound = run.bound
     if bound is None or bound.bound is None:
         return f"{run.spec.model}: what limits a step is unknown"
@@ -112,13 +112,13 @@ def _measured(row: Row) -> str | None:
 
 
 def line(row: Row) -> str:
-    """A row in one line, as it is decided."""
+    """Line of progress that says how a change was decided."""
     cells = _cells(row)
     return f"{row.text}: " + "; ".join(str(cells[name]) for name in ("measured", "losses", "decided") if cells[name])
 
 
 def text(tuned: Tuned, width: int | None = None) -> str:
-    """Result for people: the table, what is left to the user, and the files."""
+    """Text after a tuning: the table of changes, what the user has to do by hand, and the files that were written."""
     lines = [render([_cells(row) for row in tuned.rows], COLUMNS, TableFormat.TABLE, width=width)]
     lines += [f"note       {note}" for note in tuned.patch.notes]
     lines += [tuned.patch.diff.rstrip("\n")] if tuned.patch_file else []
@@ -127,7 +127,7 @@ def text(tuned: Tuned, width: int | None = None) -> str:
 
 
 def end_json(tuned: Tuned) -> dict[str, Any]:
-    """Last object for programs."""
+    """The object that `--format json` prints last: the result of the whole tuning."""
     return {
         "accepted": [candidate.text for candidate in tuned.accepted],
         "patch": tuned.patch_file and str(tuned.patch_file),
@@ -159,7 +159,7 @@ def patch_for(accepted: Sequence[Candidate], script: Path | None, root: Path, fo
 
 
 def _edit(change: Change, candidate: Candidate, script: Path | None, root: Path) -> Argument | Statement | str:
-    """Edit of a file, or a sentence on what is left to the user."""
+    """Edit that makes the change in a file, or a sentence that tells the user how to make it by hand."""
     match change.row.via:
         case Via.CONSTRUCTOR if candidate.line:
             name, _, number = candidate.line.rpartition(":")

@@ -1,4 +1,4 @@
-"""A tuning from its first to its last line: goes on with earlier evidence, or begins; writes patch and evidence."""
+"""Does a whole tuning: begins it, or continues an earlier one from its evidence, and writes patch and evidence."""
 
 import hashlib
 import time
@@ -39,7 +39,7 @@ class Asked:
     tries: Sequence[str]
 
     def evidence(self) -> Evidence:
-        """Evidence of a tuning that begins."""
+        """Make the evidence of a new tuning, without a trial."""
         return Evidence(
             rooflaunch=__version__,
             command=redacted(self.request.words),
@@ -50,7 +50,10 @@ class Asked:
 
 
 def tune(asked: Asked, *, tell: Callable[[str], None], show: Callable[[Row], None]) -> report.Tuned:
-    """Tune a script; `show` gets each row as it is decided. Raises `UsageError` if another tuning uses the folder."""
+    """Tune a script. `show` is called with each row of the table as soon as its change is decided.
+
+    Raises `UsageError` if another tuning uses the folder.
+    """
     folder = asked.request.output
     require_module(asked.request.words, asked.workplace.folder)
     bundle.make_output(folder)
@@ -67,7 +70,7 @@ def tune(asked: Asked, *, tell: Callable[[str], None], show: Callable[[Row], Non
 
 
 def set_aside(folder: Path) -> None:
-    """Rename the evidence of an earlier tuning, whose bundles stay."""
+    """Rename the evidence file of an earlier tuning, so that a new one can begin; the bundles stay."""
     number = sum(1 for _ in folder.glob("evidence*.json"))
     with suppress(FileNotFoundError):
         (folder / evidence.FILE).rename(folder / f"evidence-{number}.json")
@@ -90,7 +93,7 @@ class _Session:
         )
 
     def run(self) -> report.Tuned:
-        """Measure, try, and write down what was found."""
+        """Measure the script, try the changes, and write patch and evidence."""
         base = self._go_on()
         if base is None:
             found, base = measure_original(self._duels, self._evidence, left_s=self._asked.max_time_s)
@@ -125,7 +128,7 @@ class _Session:
         self._save(self._evidence.with_trial(trial))
 
     def _go_on(self) -> Base | None:
-        """Base of the tuning that this folder already has; None if there is none, or if it is another one."""
+        """Base with which the tuning in this folder goes on; None if the folder has none, or one of another script."""
         path = self._folder / evidence.FILE
         if not path.exists():
             return None

@@ -114,7 +114,10 @@ class Tuning:
     _began_s: float = 0.0
 
     def run(self) -> Iterator[Row]:
-        """Yield each row as it is decided, first those that an earlier session has decided."""
+        """Try the changes one after the other, and yield each row as soon as it is decided.
+
+        The rows that an earlier session has decided come first.
+        """
         self._began_s = self.now()
         yield from (row_of(trial) for trial in self._decided())
         while (trial := self._next()) is not None:

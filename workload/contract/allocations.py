@@ -22,9 +22,10 @@ LEAKING_STEPS = 100_000
 
 
 class Kind(StrEnum):
-    """What an allocation holds. `ACTIVATIONS`: computed in the forward pass and still needed when the backward begins.
+    """Use of an allocation.
 
-    `TEMPORARIES`: everything that is none of the others.
+    `ACTIVATIONS`: results of the forward pass that are still alive when the backward pass begins.
+    `TEMPORARIES`: all other memory.
     """
 
     WEIGHTS = "weights"

@@ -68,7 +68,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """What is changed: `DataLoader`, `torch.compile`, or the name of a variable."""
+        """The class, function or environment variable that the change sets: `DataLoader`, `torch.compile`."""
         return re.split(r"[(=]", self.form)[0]
 
     @property
@@ -79,7 +79,7 @@ class Row:
 
     @property
     def shown(self) -> str:
-        """An example: `DataLoader(num_workers=2)`."""
+        """An example of the change as a user types it: `DataLoader(num_workers=2)`."""
         return self.form.format(self.example or (self.values or [""])[0])
 
     def parsed(self, value: str) -> "Change":
@@ -109,7 +109,7 @@ class Change:
 
     @property
     def value(self) -> Any:
-        """Value in Python."""
+        """The value as the Python object that the change sets."""
         words = {"True": True, "False": False}
         return int(self.word) if self.row.values is None else words.get(self.word, self.word)
 

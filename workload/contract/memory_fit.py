@@ -121,7 +121,7 @@ class CountedStep:
         return found
 
     def _beside(self, card: Card) -> Interval:
-        """What is on the card beside the tensors and their allocator."""
+        """Bytes that CUDA and its libraries use on the card, outside of PyTorch's allocator."""
         alone = card.outside + card.workspaces
         if self.ranks == 1:
             return alone

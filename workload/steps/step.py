@@ -110,9 +110,9 @@ def _is_pair(batch: Sequence[Any]) -> bool:
 
 
 def _is_batch(item: Any) -> bool:
-    """Whether an `item` that a DataLoader of batch size 1 hands on as it is has several samples.
+    """Whether an `item` of a DataLoader with `batch_size=1` is itself a batch of several samples.
 
-    Its first tensor, which is not an image, and another one, such as the targets, are equally long.
+    True if its first tensor is not an image and has as many rows as another tensor, such as the targets.
     """
     lengths, leaf = _lengths(item), next(tensors_of(item), None)
     is_image = leaf is not None and leaf.dim() == LISTED_DIMENSIONS and leaf.shape[0] in CHANNELS

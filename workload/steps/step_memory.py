@@ -318,7 +318,7 @@ class CountedMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes alive at a time."""
+        """Largest number of bytes that live tensors occupy at one moment of the step."""
         return self._peak()[0]
 
     def _peak(self) -> tuple[int, int]:
