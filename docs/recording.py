@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 README, PICTURE = ROOT / "README.md", ROOT / "docs/images/recording.svg"
 # The recorded runs, from which a test makes the README's tables again; without facts about the machine.
 RUNS = ROOT / "tests/docs/recorded_runs.json"
-SECTIONS = ("run_id", "status", "error", "timing", "complexity", "ceilings", "bound", "profile", "notes")
+SECTIONS = ("run_id", "status", "error", "timing", "complexity", "ceilings", "bound", "profile", "step_memory", "notes")
 SPEC = ("model", "batch_size", "precision", "device", "script")
 # A measured script with what it printed. A first command that sets up is not recorded.
 BLOCK = re.compile(r"(```console\n(?:\$ make setup\n)?)\$ (\S+ local [^\n]*)\n(?![$`]).*?(```\n)", re.DOTALL)

@@ -16,7 +16,7 @@ from workload.contract.text import si
 
 FILE = "allocations.csv"
 # A sentence leaves out kinds with smaller shares of the peak.
-LEAST_SHARE = 0.005
+LEAST_SHARE = 0.015
 # Memory that grows is told if this many steps add the same as the peak.
 LEAKING_STEPS = 100_000
 
