@@ -38,14 +38,18 @@ def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def installed(requirement: str, folder: Path, *linked: str) -> Path:
     """Install into a new environment in `folder` as a user does; returns its folder of programs.
 
-    `linked`: packages that are linked from this environment with all they need, because they have gigabytes.
+    `linked`: packages that are linked from this environment with all they need, because they have gigabytes. The
+    links are beside `site-packages`, because pip replaces files there through a link.
     """
     venv.create(folder)
     [packages] = folder.glob("lib/python*/site-packages")
+    links = folder / "linked"
+    links.mkdir()
+    (packages / "linked.pth").write_text(f"{links}\n")
     for top in {file.parts[0] for name in with_their_needs(linked) for file in distribution(name).files or ()}:
         source = Path(str(distribution("torch").locate_file(top)))
         if top not in ("..", "__pycache__") and source.exists():
-            (packages / top).symlink_to(source)
+            (links / top).symlink_to(source)
     into = ("--python", str(folder / "bin/python"), "install", "--quiet", "--disable-pip-version-check", requirement)
     done = run(sys.executable, "-m", "pip", *into, folder=folder)
     assert done.returncode == 0, done.stderr
@@ -53,16 +57,17 @@ def installed(requirement: str, folder: Path, *linked: str) -> Path:
 
 
 def with_their_needs(names: Iterable[str]) -> set[str]:
-    """These installed packages, and those that they need on this platform."""
-    found: set[str] = set()
-    waiting = list(names)
+    """These installed packages, and those that they need on this platform with the extras that are asked for."""
+    found: set[tuple[str, str]] = set()
+    waiting = [(name, "") for name in names]
     while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            needs = [Requirement(text) for text in distribution(name).requires or ()]
-            waiting += [need.name for need in needs if not need.marker or need.marker.evaluate({"extra": ""})]
-    return found
+        name, extra = wanted = waiting.pop()
+        if wanted not in found:
+            found.add(wanted)
+            for need in map(Requirement, distribution(name).requires or ()):
+                if not need.marker or need.marker.evaluate({"extra": extra}):
+                    waiting += [(need.name, extra) for extra in ("", *need.extras)]
+    return {name for name, _ in found}
 
 
 @pytest.fixture(scope="module")

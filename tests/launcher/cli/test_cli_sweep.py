@@ -13,7 +13,7 @@ import pytest
 import typer.main
 
 from launcher.cli.app import app
-from launcher.cli.sweep import MATRICES, examples
+from launcher.cli.sweep import MATRICES, example_names
 from launcher.sweep.places import Sweep, Until
 from launcher.sweep.work import SweepOutcome
 from tests.launcher.told import Golden, printed
@@ -91,7 +91,7 @@ def test_what_is_asked_for_wrongly(golden: Golden, launch: Launch, capsys: pytes
     golden("refused.txt", printed(launch, capsys, (f"sweep {words}" for words in wrong)))
 
 
-@pytest.mark.parametrize("name", examples())
+@pytest.mark.parametrize("name", example_names())
 @pytest.mark.world
 def test_every_example_plans_without_a_network(
     name: str, tmp_path: Path, sweep: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
