@@ -90,8 +90,10 @@ class CpuUse:
 
     `used_cpus`: CPU time over wall time, of this process and its data workers. `waited_cpus`: time over wall time,
     summed over threads, in which threads of this process could run but were queued for a CPU, plus the time for which a
-    hypervisor had taken a CPU away; None if the system does not report it. `kernel_cpus`: CPU time of this process in
-    the kernel, over wall time. `faults_per_s`: its page faults that needed no disk. Both are None on Windows.
+    hypervisor had taken a CPU away; None if the system does not report it. It is at most the CPU time that others used
+    meanwhile, because threads of one process also queue for each other, even beside an idle CPU. `kernel_cpus`: CPU
+    time of this process in the kernel, over wall time. `faults_per_s`: its page faults that needed no disk. Both are
+    None on Windows.
     """
 
     used_cpus: float
@@ -107,8 +109,8 @@ class CpuMeter:
         self._machine, self._now_s = machine or HostSystem(), now_s
         self._began = self._totals()
 
-    def _totals(self) -> tuple[float, float, float | None, float | None, float | None]:
-        """Time, then seconds of CPUs used, waited for and spent in the kernel, and page faults that needed no disk."""
+    def _totals(self) -> tuple[float, float, float, float | None, float | None, float | None]:
+        """Time, then seconds of CPUs: used by this run, by all, waited for, in the kernel; and page faults."""
         own = resource and resource.getrusage(resource.RUSAGE_SELF)
         kernel_s, faults = (own.ru_stime, float(own.ru_minflt)) if own else (None, None)
         import psutil  # noqa: PLC0415 - see the module
@@ -120,7 +122,7 @@ class CpuMeter:
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
             used_s += times.user + times.system
-        return self._now_s(), used_s, _waited_s(self._machine), kernel_s, faults
+        return self._now_s(), used_s, _all_used_s(), _waited_s(self._machine), kernel_s, faults
 
     def use(self) -> CpuUse:
         """CPU use since the meter was created."""
@@ -131,10 +133,21 @@ class CpuMeter:
             # A thread that has ended takes its waits along: their sum may fall.
             return None if before is None or after is None else max(0.0, after - before) / wall_s
 
-        waited, kernel, faults = map(rate, began[2:], ended[2:])
-        return CpuUse(
-            used_cpus=(ended[1] - began[1]) / wall_s, waited_cpus=waited, kernel_cpus=kernel, faults_per_s=faults
-        )
+        used, all_used = (ended[1] - began[1]) / wall_s, (ended[2] - began[2]) / wall_s
+        waited, kernel, faults = map(rate, began[3:], ended[3:])
+        # Some sandboxes count no CPU time of the machine.
+        if waited is not None and all_used:
+            waited = min(waited, max(0.0, all_used - used))
+        return CpuUse(used_cpus=used, waited_cpus=waited, kernel_cpus=kernel, faults_per_s=faults)
+
+
+def _all_used_s() -> float:
+    """Seconds for which the machine's CPUs were used by any process or taken away by a hypervisor."""
+    import psutil  # noqa: PLC0415 - see the module
+
+    times = psutil.cpu_times()
+    # Linux counts the time of guests as user time too.
+    return sum(times) - times.idle - sum(getattr(times, name, 0.0) for name in ("iowait", "guest", "guest_nice"))
 
 
 def _waited_s(machine: HostSystem) -> float | None:

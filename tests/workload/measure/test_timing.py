@@ -3,6 +3,7 @@ import subprocess
 import sys
 from array import array
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
@@ -82,9 +83,30 @@ def test_age_of_a_process(
 TASKS = "/proc/self/task"
 
 
-def test_waits_of_all_threads_count(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In 2 s one thread waited 1 s and another one 0.5 s; a third is new."""
-    monkeypatch.setattr("psutil.cpu_times", object)
+class Times(NamedTuple):
+    """Seconds of all CPUs, as psutil counts them."""
+
+    user: float = 0.0
+    idle: float = 0.0
+    iowait: float = 0.0
+    guest: float = 0.0
+
+
+@pytest.mark.parametrize(
+    ("after", "waited_cpus"),
+    [(Times(), 1.0), (Times(user=3.0), 1.0), (Times(user=1.0, idle=2.0, iowait=3.0, guest=0.5), 0.5)],
+    ids=["unknown", "others used more", "others used 1 s"],
+)
+def test_waits_of_all_threads_count(
+    after: Times, waited_cpus: float, lay_out: LayOut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 2 s one thread waited 1 s and another one 0.5 s; a third is new. No more than others used is waited for them.
+
+    Guests' time is part of `user` too.
+    """
+    totals = iter([Times(), Times(), after, after])
+    monkeypatch.setattr("psutil.cpu_times", lambda: next(totals))
+    monkeypatch.setattr("time.process_time", lambda: 1.0)
     clock = iter([10.0, 12.0])
     machine = lay_out({f"{TASKS}/1/schedstat": "7 1000000000 3", f"{TASKS}/2/schedstat": "7 0 3"})
     meter = CpuMeter(machine, now_s=lambda: next(clock))
@@ -95,7 +117,7 @@ def test_waits_of_all_threads_count(lay_out: LayOut, monkeypatch: pytest.MonkeyP
             f"{TASKS}/3/schedstat": "1 500000000 1",
         }
     )
-    assert meter.use().waited_cpus == pytest.approx(1.0)
+    assert meter.use().waited_cpus == pytest.approx(waited_cpus)
 
 
 @pytest.mark.parametrize("files", [{}, {f"{TASKS}/1/schedstat": "0"}, {f"{TASKS}/1/schedstat": "gone away"}])
