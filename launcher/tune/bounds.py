@@ -1,9 +1,8 @@
 """Bounds of the gain that a change can bring, computed from one measured run before the change is tried.
 
-A change can at best remove the part of the wall time that it acts on: waits for data, the optimizer, the kernel of the
-operating system, or what a step takes beyond its FLOP at the machine's measured ceiling. If a share s of the time goes,
-throughput grows by s / (1 - s) (Amdahl 1967, AFIPS 30). Parts are never counted together, so that a change that acts on
-two of them has the larger of both bounds.
+A change can at best remove the parts of the wall time that it acts on: waits for data, the optimizer, the kernel of the
+operating system, or what steps take beyond their FLOP at the machine's measured ceiling, the roof. If a share s of the
+time goes, throughput grows by s / (1 - s) (Amdahl 1967, AFIPS 30). Changes that are made together act on the same part.
 """
 
 from collections.abc import Sequence
@@ -14,33 +13,41 @@ from workload.contract.record import Record
 
 # Less time than this share is left of no run.
 LEAST_REST = 1e-6
+# Of the time beyond the roof, one change removes this part if it goes well: most of it are calls, caches and copies.
+LIKELY_FROM_ROOF = 0.2
 
 
-def bound_of(changes: Sequence[Change], run: Record, steps: Sequence[dict[str, str]]) -> float | None:
+def bound_of(
+    changes: Sequence[Change], run: Record, steps: Sequence[dict[str, str]], from_roof: float = 1.0
+) -> float | None:
     """Largest growth of throughput by changes that are made together: 0.61 is 61 % more samples per second.
 
-    `run`: measured without them; `steps`: rows of its steps.csv. None if the share of a part is unknown.
+    `run`: measured without them; `steps`: rows of its steps.csv. `from_roof`: part of the time beyond the roof that
+    goes; with `LIKELY_FROM_ROOF` the result is no bound but what to expect. None if the share of a part is unknown.
     """
-    share = 0.0
-    for part in (part for change in changes for part in _parts(change, run, steps)):
-        if part is None:
+    shares = []
+    for change in changes:
+        parts = [_optimizer_share(run, steps)] if change.row.name == "optimizer" else _parts(change, run, from_roof)
+        shares.append(sum(part for part in parts if part is not None))
+        if None in parts:
             return None
-        share = max(share, part)
+    share = min(1.0, max(shares, default=0.0))
     return share / max(1 - share, LEAST_REST)
 
 
-def _parts(change: Change, run: Record, steps: Sequence[dict[str, str]]) -> list[float | None]:
-    """Shares of the wall time of the parts that a change can remove."""
+def _parts(change: Change, run: Record, from_roof: float) -> list[float | None]:
+    """Shares of the wall time that a change acts on, None for one that is unknown."""
     helps, timing = set(change.row.helps), run.timing
-    if change.row.name == "optimizer":
-        return [_optimizer_share(run, steps)]
-    if helps == {"kernel"}:
+    parts = list[float | None]()
+    if "kernel" in helps:
         used, kernel = timing.cpus_used, timing.cpus_in_kernel
-        return [min(1.0, kernel / used) if used and kernel is not None else None]
-    if helps == {"input"}:
-        return [timing.data_wait_fraction]
-    beyond = _beyond_the_ceiling(change, run)
-    return [timing.data_wait_fraction, beyond] if "input" in helps else [beyond]
+        parts.append(min(1.0, kernel / used) if used and kernel is not None else None)
+    if "input" in helps:
+        parts.append(timing.data_wait_fraction)
+    if helps - {"input", "kernel"}:
+        beyond = _beyond_the_roof(change, run)
+        parts.append(None if beyond is None else from_roof * beyond)
+    return parts
 
 
 def _optimizer_share(run: Record, steps: Sequence[dict[str, str]]) -> float | None:
@@ -51,8 +58,8 @@ def _optimizer_share(run: Record, steps: Sequence[dict[str, str]]) -> float | No
     return min(1.0, sum(times_s) / run.timing.measured_s)
 
 
-def _beyond_the_ceiling(change: Change, run: Record) -> float | None:
-    """Share of the wall time that a step takes beyond its FLOP at the measured ceiling of the changed precision."""
+def _beyond_the_roof(change: Change, run: Record) -> float | None:
+    """Share of the wall time that steps take beyond their FLOP at the measured ceiling of the changed precision."""
     flop, timing = run.complexity and run.complexity.train_flop_per_step, run.timing
     lower = change.row.precision and run.ceilings and run.ceilings.compute(change.row.precision)
     roof = lower.roof_per_s if lower else None if change.row.precision else verdict.compute_roof_per_s(run)
@@ -61,4 +68,4 @@ def _beyond_the_ceiling(change: Change, run: Record) -> float | None:
     if change.row.name == "torch.set_num_threads" or not (flop and roof and images and step_s and step_s.n):
         return None
     least_s = flop / roof * step_s.n
-    return max(0.0, 1 - least_s / timing.measured_s) if timing.measured_s else None
+    return max(0.0, 1 - (timing.data_wait_fraction or 0.0) - least_s / timing.measured_s) if timing.measured_s else None

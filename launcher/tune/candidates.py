@@ -65,9 +65,9 @@ class Candidate:
         """Precisions below fp32 that its changes introduce."""
         return frozenset(change.row.precision for change in self.changes) - {""}
 
-    def bound(self, run: Record, steps: Sequence[dict[str, str]]) -> float | None:
-        """Largest growth of throughput, from a run without it; None (unknown) for an argument of the script."""
-        return None if self.argument else bound_of(self.changes, run, steps)
+    def bound(self, run: Record, steps: Sequence[dict[str, str]], from_roof: float = 1.0) -> float | None:
+        """Largest growth of throughput, as `bound_of` has it; None (unknown) for an argument of the script."""
+        return None if self.argument else bound_of(self.changes, run, steps, from_roof)
 
 
 def joined(candidates: Sequence[Candidate]) -> Candidate:
@@ -150,9 +150,8 @@ def candidates_of(
     run: Record, rule: Losses, folder: Path, environment: Mapping[str, str] = os.environ
 ) -> list[Candidate]:
     """Changes for a script that was measured once in `folder`, those that are not tried with their reasons."""
-    found = list(_of_memory(run, environment))
-    for row in changes.table():
-        found += _of_row(row, run, folder)
+    found = [candidate for row in changes.table() for candidate in _of_row(row, run, folder)]
+    found += _of_memory(run, environment)
     if rule is Losses.SAME:
         found = [
             replace(each, why_not=each.why_not or "it rounds differently, and --losses is same")

@@ -1,8 +1,8 @@
 """The course of a tuning: which change is tried next, with which chance of an error, until all are decided.
 
-The change with the largest bound is tried first, in a duel of the script with all changes that are accepted so far (A)
-against the same with this change too (B). The bounds of the others then come from the last run of the new A. In the end
-all accepted changes together fight the original, if they are more than one.
+The change with the largest likely gain is tried first, in a duel of the script with all changes that are accepted so
+far (A) against the same with this change too (B). The bounds of the others then come from the last run of the new A. In
+the end all accepted changes together fight the original, if they are more than one.
 
 **The chance that any accepted change is no gain is at most `ERROR`, 5 %, for the whole tuning.** Trial k accepts with a
 chance of at most e_k if its change is no gain, whatever happened before: its duel is judged by fresh runs, at a level
@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from launcher.duel.decision import SEGMENTS, least_quadruples
+from launcher.tune.bounds import LIKELY_FROM_ROOF
 from launcher.tune.candidates import Candidate, joined, with_candidate
 from launcher.tune.evidence import ERROR, Decision, Evidence, Trial
 from workload.contract.errors import InterruptedRunError
@@ -132,7 +133,7 @@ class Tuning:
     # --- one trial
 
     def _next(self) -> Trial | None:
-        """Fight for the candidate with the largest bound that is not decided; None if there is none, or no time."""
+        """Fight for the undecided candidate with the largest likely gain; None if there is none, or no time."""
         done = self._left_open | {trial.change for trial in self._decided()}
         left = [candidate for candidate in self._worth_it() if candidate.text not in done]
         if not left or self.interrupted:
@@ -158,12 +159,13 @@ class Tuning:
         return fought.trial
 
     def _worth_it(self) -> list[Candidate]:
-        """Candidates that may reach the margin: those that the user named, then by their bounds, then the unbounded."""
+        """Candidates that may reach the margin: those that the user named, then by likely gain, then the others."""
         ranked = []
         for number, candidate in enumerate(self.candidates(self.base)):
             gain = self._gain(candidate)
             if not candidate.why_not and (candidate.is_asked or gain is None or gain >= self.evidence.margin):
-                ranked.append(((not candidate.is_asked, gain is None, -(gain or 0.0), number), candidate))
+                likely = candidate.bound(self.base.run, self.base.steps, LIKELY_FROM_ROOF)
+                ranked.append(((not candidate.is_asked, likely is None, -(likely or 0.0), number), candidate))
         return [candidate for _, candidate in sorted(ranked, key=lambda each: each[0])]
 
     def _gain(self, candidate: Candidate) -> float | None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.tune.bounds import bound_of
+from launcher.tune.bounds import LIKELY_FROM_ROOF, bound_of
 from tests.launcher.tune.script_runs import a_run, rows
 from workload.contract.changes import changes_of
 from workload.contract.record import Record
@@ -20,18 +20,27 @@ GPU = replace(RUN, ceilings=None)
         pytest.param("optimizer(foreach=True)", RUN, 0.1, id="optimizer: 10 of 100 ms"),
         pytest.param("MALLOC_MMAP_MAX_=0", RUN, 0.05, id="kernel: 0.1 of 2 CPUs"),
         pytest.param("MALLOC_MMAP_MAX_=0; MALLOC_TRIM_THRESHOLD_=0", RUN, 0.05, id="the larger of two"),
-        pytest.param("channels_last", RUN, 0.8, id="all but 20 of 100 ms"),
-        pytest.param("autocast(bfloat16)", RUN, 0.9, id="all but 10 ms at the ceiling of bf16"),
+        pytest.param("channels_last", RUN, 0.4, id="all but 20 of 60 ms"),
+        pytest.param("autocast(bfloat16)", RUN, 0.5, id="all but 10 ms at the ceiling of bf16"),
         pytest.param("torch.set_float32_matmul_precision(high)", RUN, None, id="no ceiling of TF32"),
         pytest.param("channels_last", GPU, None, id="no ceiling"),
         pytest.param("torch.set_num_threads(1)", RUN, None, id="the ceiling is of other threads"),
-        pytest.param("DataLoader(pin_memory=True)", RUN, 0.8, id="waits or step"),
+        pytest.param("DataLoader(pin_memory=True)", RUN, 0.8, id="waits and step"),
+        pytest.param("THP_MEM_ALLOC_ENABLE=1", RUN, 0.45, id="kernel and step"),
     ],
 )
 def test_bound_is_the_gain_if_the_share_of_the_part_goes(change: str, run: Record, share: float | None) -> None:
     bound = bound_of(changes_of(change), run, rows(run))
 
     assert bound == (None if share is None else pytest.approx(share / (1 - share)))
+
+
+def test_of_the_time_beyond_the_roof_a_fifth_is_likely_to_go() -> None:
+    waits, step = (
+        bound_of(changes_of(change), RUN, rows(RUN), LIKELY_FROM_ROOF)
+        for change in ("DataLoader(num_workers=2)", "channels_last")
+    )
+    assert (waits, step) == (pytest.approx(0.4 / 0.6), pytest.approx(0.08 / 0.92))
 
 
 def test_optimizer_whose_time_is_unknown_has_no_bound() -> None:

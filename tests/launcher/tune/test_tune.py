@@ -25,8 +25,8 @@ class Known(Candidate):
     def keys(self) -> frozenset[str]:
         return frozenset({self.sets or self.text})
 
-    def bound(self, run: Any, steps: Any) -> float | None:
-        del run, steps
+    def bound(self, run: Any, steps: Any, from_roof: float = 1.0) -> float | None:
+        del run, steps, from_roof
         return self.most
 
 
