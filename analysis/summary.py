@@ -62,7 +62,7 @@ COLUMNS = (
     Column(name="wall_s", heading="a run took", unit="s", digits=3, detail=True),
     Column(name="usd_per_run", heading="USD a run", digits=2, optional=True, detail=True),
     Column(
-        name="activation_bytes", heading="activations", unit="B", prefixed=True, digits=3, optional=True, detail=True
+        name="activations_bytes", heading="activations", unit="B", prefixed=True, digits=3, optional=True, detail=True
     ),
     *(
         Column(
@@ -196,7 +196,7 @@ def _line(pool: Group, work: Work) -> dict[str, Any]:
         "mfu_peak": joined(dict.fromkeys(done.texts("mfu_peak"))),
         "wall_s": time.wall_s / time.runs if time.runs else None,
         **work.cells(done, price),
-        "activation_bytes": pool.median("activation_bytes"),
+        "activations_bytes": pool.median("activations_bytes"),
         "usd_per_run": None if time.usd is None else time.usd / time.runs,
         **{f"{part}_share": share for part, share in time.shares().items()},
         "note": "; ".join(f"{number} {status.replace('_', ' ')}" for status, number in broken.most_common()) or None,

@@ -394,7 +394,7 @@ STEP_WORK = (
     Column(name="bytes_lower_per_step", heading="bytes per step, least", unit="B", prefixed=True, digits=3),
     Column(name="bytes_upper_per_step", heading="most", unit="B", prefixed=True, digits=3),
     Column(name="intensity", heading="FLOP/byte"),
-    Column(name="activation_bytes", heading="activations", unit="B", prefixed=True, digits=3, optional=True),
+    Column(name="activations_bytes", heading="activations", unit="B", prefixed=True, digits=3, optional=True),
     Column(name="peak_memory_bytes", heading="peak memory", unit="B", prefixed=True, digits=3),
 )
 LAYERS = facts(
@@ -446,7 +446,7 @@ def _models(rows: list[dict[str, Any]], unit: str) -> Block:
 def _steps(evidence: ReportEvidence) -> list[Block]:
     configuration = ["task", "variant", "batch_size"]
     ends = ["bytes_lower_per_step", "bytes_upper_per_step"]
-    counted = [*ends, "activation_bytes"]
+    counted = [*ends, "activations_bytes"]
     # The bytes of a group of runs are those of its first run.
     first_runs = evidence.material.runs.drop_duplicates("line").set_index("line")[counted]
     tables = (

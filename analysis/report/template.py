@@ -302,12 +302,12 @@ def _table_1(evidence: ReportEvidence) -> list[Block]:
         if row["unit"] == TOKENS and content.is_known(per_token) and content.is_known(batches):
             batch = row["train_flop_per_step"] / per_token / batches
         per_batch = flop * batch / GIGA if content.is_known(flop) else None
-        activations = f"activations {content.si(row['activation_bytes'], 'B')}"
+        activations = f"activations {content.si(row['activations_bytes'], 'B')}"
         figures = {
             "parameters": content.quotient(row["parameters"], MEGA),
             "mac": content.quotient(row["forward_mac_per_image"], GIGA),
             "flop": per_batch,
-            "notes": activations if content.is_known(row["activation_bytes"]) else None,
+            "notes": activations if content.is_known(row["activations_bytes"]) else None,
         }
         rows.append({**row, **figures})
     return [content.table("Parameters, work and activations; 1 MAC = 2 FLOP", TABLE_1, rows)] if rows else []

@@ -293,7 +293,6 @@ class ComplexityRecord:
     own script and a trace also have `unattributed`: for each operation without a formula, its share of all operations'
     time. `unattributed_share`: sum of these shares; in a script on a GPU, the time of a small operation is mostly the
     host's time to start its kernels. `uncounted_share`: for a trace, the sum over those operations that may compute.
-    `activation_*`: what the forward pass of a batch keeps for the backward pass, and the layer that keeps most.
     `flop_by_module`, `bytes_by_module` (upper bound): of the ten modules with most FLOP.
     """
 
@@ -316,10 +315,6 @@ class ComplexityRecord:
     flop_by_precision: Mapping[str, Number] | None = None
     copied_to_device_bytes: Number = None
     copied_to_device_s: Number = None
-    activation_values: Number = None
-    activation_bytes: Number = column()
-    activation_layer: Text = None
-    activation_layer_bytes: Number = None
     flop_by_module: Mapping[str, Number] | None = None
     bytes_by_module: Mapping[str, Number] | None = None
 
@@ -440,7 +435,7 @@ class StepMemory:
     weights_bytes: Number = None
     gradients_bytes: Number = None
     optimizer_bytes: Number = None
-    activations_bytes: Number = None
+    activations_bytes: Number = column()
     temporaries_bytes: Number = None
     inputs_bytes: Number = None
     peak_op: Text = None

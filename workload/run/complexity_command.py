@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TEXT = """Count parameters, FLOP, activations and bytes of a training step without doing it: no GPU or memory is needed.
 
-1 MAC is 2 FLOP. FLOP are those of matrix products and convolutions. Activations are what the forward pass keeps for
+1 MAC is 2 FLOP. FLOP are those of matrix products and convolutions. Activations are what the forward pass leaves for
 the backward pass. Bytes are modelled: least if each tensor is moved once, most if every operation reads and writes
 memory; intensity is FLOP per byte between these ends.
 """
@@ -55,16 +55,14 @@ STEPS = (
     Column(name="bytes_per_step_upper", heading="most", unit="B", prefixed=True, digits=3),
     Column(name="intensity_low", heading="FLOP/B, lowest", digits=3),
     Column(name="intensity_high", heading="highest", digits=3),
-    Column(name="activation_bytes", heading="activations", unit="B", prefixed=True, digits=3),
-    Column(name="activation_layer_bytes", heading="largest", unit="B", prefixed=True, digits=3),
-    Column(name="activation_layer", heading="layer"),
+    Column(name="activations_bytes", heading="activations", unit="B", prefixed=True, digits=3),
     Column(name="counted_peak_bytes", heading="memory, peak", unit="B", prefixed=True, digits=3),
     Column(name="bytes_per_sample", heading="per image", unit="B", prefixed=True, digits=3),
 )
 # Only in files and JSON.
 MORE = tuple(
     Column(name=name, heading=name)
-    for name in ("image_size", "precision", "forward_flop_per_step", "activation_values", "method", *PARTS, "peak_op")
+    for name in ("image_size", "precision", "forward_flop_per_step", "method", *PARTS, "peak_op")
 )
 # Keys of JSON under the names of the `summary.json` that a course's template reads: our names.
 TEMPLATE_KEYS = {

@@ -10,7 +10,6 @@ import importlib.util
 import json
 import logging
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache, partial
@@ -22,8 +21,6 @@ import torch
 from torch import nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd.graph import saved_tensors_hooks
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from workload.contract import allocations
@@ -75,11 +72,10 @@ class Complexity:
 
     A step is forward, loss, backward and optimizer on `batch_size` x `grad_accumulation` images. FLOP are model FLOP (1
     fused multiply-add = 2). Bytes are an interval from a model, not measured. `forward_*`: forward pass in train mode,
-    including auxiliary heads. `fvcore_mac_per_image`: None if not requested or not installed. `activation_values`:
-    values that one forward pass of the batch keeps for the backward pass, without parameters and images;
-    `activation_layer`: the module that keeps most. `layers`: number of layers by kind, see `models.layer_kinds`.
-    `flop_by_module`, `bytes_by_module`: `train_flop_per_step`, `bytes_per_step_upper` by the innermost module
-    (`layer3.0.conv1`), `MODEL` or `OUTSIDE`. `allocations`: content of `allocations.csv`.
+    including auxiliary heads. `fvcore_mac_per_image`: None if not requested or not installed. `layers`: number of
+    layers by kind, see `models.layer_kinds`. `flop_by_module`, `bytes_by_module`: `train_flop_per_step`,
+    `bytes_per_step_upper` by the innermost module (`layer3.0.conv1`), `MODEL` or `OUTSIDE`. `allocations`: content of
+    `allocations.csv`.
     """
 
     parameters: int
@@ -93,10 +89,6 @@ class Complexity:
     fvcore_mac_per_image: float | None
     uncounted: tuple[str, ...]
     method: str
-    activation_values: int
-    activation_bytes: int
-    activation_layer: str
-    activation_layer_bytes: int
     layers: Mapping[str, int]
     forward_flop_by_module: Mapping[str, int]
     flop_by_module: Mapping[str, int]
@@ -143,7 +135,6 @@ def count(
         fake = _FakeStep(module, *kinds, shape=shape)
         # A steady step: every pass after the first adds to existing gradients.
         forward, step = fake.pass_()
-        kept = tuple(fake.counter.kept)
         if grad_accumulation > 1:
             step = step.plus(fake.pass_()[1], times=grad_accumulation - 1)
         step = step.plus(fake.update())
@@ -163,9 +154,6 @@ def count(
             fvcore_mac = fvcore_mac_per_image(model, num_classes=num_classes, image_size=image_size)
         finally:
             torch.set_num_threads(threads)
-    by_layer: Counter[str] = Counter()
-    for layer, _, stored_bytes in kept:
-        by_layer[layer] += stored_bytes
     return Complexity(
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         forward_mac_per_image=forward_flop_per_image // 2,
@@ -178,10 +166,6 @@ def count(
         fvcore_mac_per_image=fvcore_mac,
         uncounted=tuple(sorted(fake.counter.uncounted)),
         method=METHOD,
-        activation_values=sum(values for _, values, _ in kept),
-        activation_bytes=sum(by_layer.values()),
-        activation_layer=max(by_layer, key=lambda name: by_layer[name], default=""),
-        activation_layer_bytes=max(by_layer.values(), default=0),
         layers=models.layer_kinds(module),
         forward_flop_by_module=forward.flop_by_module,
         flop_by_module=step.flop_by_module,
@@ -192,23 +176,14 @@ def count(
 
 
 class _ModuleCounter(FlopCounter):
-    """Counter that knows the innermost module of each op, of the forward and of the backward pass.
-
-    `kept`: what the forward pass keeps for the backward pass, if `keep` is the hook of autograd for saved tensors.
-    """
+    """Counter that knows the innermost module of each op, of the forward and of the backward pass."""
 
     def __init__(self, model: nn.Module, follower: StorageFollower) -> None:
         super().__init__()
         self._follower = follower
-        # Module, number of values and bytes of each tensor that the forward pass keeps.
-        self.kept: list[tuple[str, int, int]] = []
         self._entered = [OUTSIDE]
         self._next_number = torch._C._autograd._get_sequence_nr()  # noqa: SLF001
         self._of_number: dict[int, str] = {}
-        # Weak references: see `FlopCounter`.
-        self._seen: dict[int, StorageWeakRef] = {}
-        for tensor in (*model.parameters(), *model.buffers()):
-            self.ignore(tensor)
         for name, module in model.named_modules():
             module.register_forward_pre_hook(partial(self._enter, name or MODEL))
             module.register_forward_hook(self._leave)
@@ -233,19 +208,6 @@ class _ModuleCounter(FlopCounter):
         """Follow the storages of an op."""
         self._follower.where = self.module
         self._follower.ran(func, (*args, *kwargs.values()), output, None)
-
-    def ignore(self, tensor: torch.Tensor) -> bool:
-        """Do not count this tensor's storage in `kept` from now on; return whether it was counted or ignored before."""
-        reference = StorageWeakRef(tensor.untyped_storage())
-        return self._seen.setdefault(reference.cdata, reference) is not reference
-
-    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Count a tensor that autograd saves, once for each storage."""
-        if not self.ignore(tensor):
-            stored_bytes = tensor.untyped_storage().nbytes()
-            values = stored_bytes // tensor.element_size()
-            self.kept.append((self._entered[-1], values, stored_bytes))
-        return tensor
 
     def _enter(self, name: str, *_: object) -> None:
         self._entered.append(name)
@@ -288,7 +250,6 @@ class _FakeStep:
         self._follower.optimizer(self._optimizer)
         self._images = torch.empty(shape, device=self._device_type)
         self._labels = torch.empty(shape[0], dtype=torch.long, device=self._device_type)
-        self.counter.ignore(self._images)
         self._follower.holds((self._images, self._labels), Kind.INPUTS)
         self._adds = False
 
@@ -298,7 +259,7 @@ class _FakeStep:
         dtype = AUTOCAST_DTYPES.get(self._precision)
         autocast = torch.autocast(self._device_type, dtype=dtype, enabled=dtype is not None)
         with self.counter:
-            with autocast, saved_tensors_hooks(self.counter.keep, lambda tensor: tensor):
+            with autocast:
                 output = self._module(self._images)
                 forward = self.counter.tally().plus(before, times=-1)
                 loss = models.loss(output, self._labels)
