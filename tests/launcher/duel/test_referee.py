@@ -38,7 +38,7 @@ def refusals(
 CHEATS: dict[str, tuple[Callable[[Record], Record], str]] = {
     "half the batch": (
         lambda run: of_samples(16)(with_flop(fp32=1e9)(run)),
-        "a step trains on 16 samples, and 32 samples in the original",
+        "a step is given 16 samples, and 32 samples in the original",
     ),
     "steps of two batches": (
         lambda run: replace(run, spec=replace(run.spec, grad_accumulation=2)),
@@ -54,7 +54,7 @@ CHEATS: dict[str, tuple[Callable[[Record], Record], str]] = {
     ),
     "samples counted twice": (
         lambda run: of_samples(64)(with_flop(fp32=4e9)(run)),
-        "a step trains on 64 samples, and 32 samples in the original",
+        "a step is given 64 samples, and 32 samples in the original",
     ),
     "another unit": (changed(unit="tokens"), "throughput counts samples in one variant and tokens in the other"),
     "bf16 in disguise": (

@@ -80,7 +80,7 @@ def original(run: Callable[[str], Record]) -> Record:
 @pytest.mark.parametrize(
     ("cheat", "reason"),
     [
-        ("half the batch", "a step trains on 8 samples, and 16 samples in the original"),
+        ("half the batch", "a step is given 8 samples, and 16 samples in the original"),
         ("skipped batches", "losses are not close"),
         ("cached batch", "losses are not close"),
         ("fewer gradients", "training on one of the samples takes"),
