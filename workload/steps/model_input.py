@@ -314,7 +314,8 @@ class ModelInput:
             # Layers that the script calls after others get no samples.
             fresh = [tensor for one, (_, tensor) in zip(known, values, strict=True) if not one.is_output]
             if fresh and len(self._samples) <= COMPARED_STEPS:
-                self._samples[-1] += _hashes(max(fresh, key=torch.numel))
+                with suppress(Exception):
+                    self._samples[-1] += _hashes(max(fresh, key=torch.numel))
         elif self._call is not None:
             for name in PADDING_MASKS:
                 self._read(self._call, name, kwargs.get(name))
