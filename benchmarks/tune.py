@@ -2,7 +2,8 @@
 
     python benchmarks/tune.py                      simulated tunings, on all noises and machines of benchmarks/duel.py
     python benchmarks/tune.py --tunings 5 --results build/tune.jsonl     small, and resumed where it was broken off
-    python benchmarks/tune.py --real FOLDER        the planted scripts of benchmarks/tuned/, tuned here
+    python benchmarks/tune.py --real FOLDER --max-time 20m       the planted scripts of benchmarks/tuned/, tuned here
+    python benchmarks/tune.py --cheats FOLDER      an honest script against cheating versions, in duels with the referee
 
 Simulated: the course of `launcher.tune.tune`, with every duel judged by the product's own rule on the noise of real
 logs; only the runs are drawn. A case is a list of true growths of throughput, a change for each. A change is accepted
@@ -10,7 +11,9 @@ falsely if its true growth is below the margin; the chance that a tuning has any
 """
 
 import argparse
+import ast
 import json
+import re
 import subprocess
 import sys
 import time
@@ -31,7 +34,7 @@ from launcher.duel.referee import Losses
 from launcher.duel.sides import Pair
 from launcher.tune.candidates import Candidate
 from launcher.tune.evidence import Decision, Evidence, Trial, decide, rule_of
-from launcher.tune.tune import Base, Fought, Tuning
+from launcher.tune.tune import ALL, Base, Fought, Tuning
 
 # Seconds of a run, and of a tuning: the default of --max-time.
 RUN_S, TUNING_S = 6.0, 1200.0
@@ -46,6 +49,24 @@ CASES: Mapping[str, tuple[float, ...]] = {
     "10 %, 30 % and 4 %": (0.1, 0.0, 0.3, 0.04, 0.0),
 }
 SCRIPTS = Path(__file__).with_name("tuned")
+# Versions of cheats.py that a duel compares with the script without options, and a part of the referee's reason; empty
+# for honest ones, which are not refused.
+CHEATS: Mapping[str, str] = {
+    "--cheat clock": "replaced time.perf_counter",
+    "--cheat skipped": "the model gets fewer",
+    "--cheat cached": "samples are trained again",
+    "--cheat twice": "samples are trained again",
+    "--cheat repeated": "samples are trained again",
+    "--cheat half": "a step is given 32 samples, and 64",
+    "--cheat no-backward": "backward pass is not whole",
+    "--cheat no-grad": "backward pass is not whole",
+    "--cheat bf16": "in bf16 or a lower precision",
+    "--cheat doubled": "the model gets fewer",
+    "--workers 1": "",
+    "--foreach": "",
+}
+# Exit code of a duel whose side B the referee refuses.
+REFUSED = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,28 +198,70 @@ def simulate(results: Results, tunings: int, cases: Sequence[str]) -> list[dict[
 # --- real tunings
 
 
-def real(folder: Path, names: Sequence[str]) -> None:
-    """Tune each script of `SCRIPTS` here, and print its exit code and what was accepted."""
+def planted(script: Path) -> tuple[str, ...]:
+    """Changes of which one cures a script, each the beginning of a change's text: those in backquotes in the docstring.
+
+    The docstring begins with "Planted" or, if no change should be accepted, with "Nothing to gain".
+    """
+    text = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+    return tuple(re.findall(r"`([^`]+)`", text)) if text.startswith("Planted") else ()
+
+
+def launch(place: Path, script: Path, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run `launch` in the folder `place` with a copy of a script."""
+    place.mkdir(parents=True, exist_ok=True)
+    (place / script.name).write_bytes(script.read_bytes())
+    command = [sys.executable, "-m", "launcher", *words]
+    return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+
+
+def real(folder: Path, names: Sequence[str], max_time: str) -> None:
+    """Tune each script of `SCRIPTS` here. Print its exit code and what was accepted, and in the end the sums."""
+    sums = Counter[str]()
     for script in sorted(SCRIPTS.glob("*.py")):
         if names and script.stem not in names:
             continue
-        place = folder / script.stem
-        place.mkdir(parents=True, exist_ok=True)
-        (place / script.name).write_bytes(script.read_bytes())
-        words = [sys.executable, "-m", "launcher", "tune", "--cpu", "--format", "json", "--", script.name]
-        began_s = time.monotonic()
-        done = subprocess.run(words, cwd=place, capture_output=True, text=True, check=False)
+        cures, began_s = planted(script), time.monotonic()
+        words = ("tune", "--cpu", "--format", "json", "--max-time", max_time, "--", script.name)
+        done = launch(folder / script.stem, script, words)
         rows = [json.loads(line) for line in done.stdout.splitlines()]
-        kept = [
-            (row["change"], row.get("gain"), row.get("at_most")) for row in rows if row.get("decision") == "accepted"
-        ]
+        kept = [row for row in rows if row.get("decision") == "accepted" and row["change"] != ALL]
+        accepted = [row["change"] for row in kept]
+        is_found = any(change.startswith(cure) for change in accepted for cure in cures)
+        runs = sum(row.get("runs") or 0 for row in rows)
+        sums.update(planted=bool(cures), found=is_found, runs=runs, other=0 if cures else len(accepted))
         line = {
             "script": script.stem,
             "code": done.returncode,
-            "accepted": kept,
+            "planted": cures,
+            "found": is_found,
+            "accepted": [(row["change"], row.get("gain"), row.get("at_most")) for row in kept],
+            "runs": runs,
             "s": round(time.monotonic() - began_s),
         }
         print(json.dumps(line), flush=True)
+    print(
+        f"planted gains found: {sums['found']} of {sums['planted']}; "
+        f"changes accepted where there is nothing to gain: {sums['other']}; runs: {sums['runs']}"
+    )
+
+
+def cheats(folder: Path, names: Sequence[str]) -> None:
+    """Fight each version in `CHEATS` here, print the referee's reasons, and in the end the number judged rightly."""
+    right, script = list[bool](), SCRIPTS / "cheats.py"
+    for version, reason in CHEATS.items():
+        if names and not any(name in version for name in names):
+            continue
+        words = ["duel", "--referee", "--cpu", "--min-seconds", "0.2", "--iterations", "40", "--max-runs", "24"]
+        words += ["--max-time", "3m", "--format", "json", "--", script.name, "---", script.name, *version.split()]
+        done = launch(folder / version.replace(" ", "").strip("-"), script, words)
+        ruling = (json.loads(done.stdout) if done.stdout else {}).get("referee") or {"refusals": [done.stderr[-300:]]}
+        refusals = ruling["refusals"]
+        is_refused = done.returncode == REFUSED
+        right.append(reason in "; ".join(refusals) and is_refused if reason else not (refusals or is_refused))
+        line = {"version": version, "code": done.returncode, "right": right[-1], "refusals": refusals}
+        print(json.dumps(line), flush=True)
+    print(f"judged rightly: {sum(right)} of {len(right)}")
 
 
 def main() -> None:
@@ -207,10 +270,14 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     parser.add_argument("--results", type=Path)
     parser.add_argument("--real", type=Path, metavar="FOLDER")
-    parser.add_argument("--scripts", nargs="*", default=[])
+    parser.add_argument("--cheats", type=Path, metavar="FOLDER")
+    parser.add_argument("--scripts", nargs="*", default=[], help="with --real or --cheats: only these")
+    parser.add_argument("--max-time", default="20m", help="of each real tuning (20m)")
     options = parser.parse_args()
     if options.real:
-        real(options.real, options.scripts)
+        real(options.real, options.scripts, options.max_time)
+    elif options.cheats:
+        cheats(options.cheats, options.scripts)
     else:
         simulate(Results(options.results), options.tunings, options.cases)
 

@@ -1,4 +1,4 @@
-"""Planted: Adam steps through 400 small parameters one by one."""
+"""Planted: Adam steps through 400 parameters one by one; `optimizer(foreach=True)` or `optimizer(fused=True)`."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Planted: more threads than CPUs, on products that one thread computes as fast."""
+"""Planted: more threads than CPUs, on small products; `torch.set_num_threads(`."""
 
 import os
 

@@ -115,20 +115,21 @@ def _less_work(a: Sequence[Record], b: Sequence[Record], effect: Effect) -> Iter
     unit = units[0]
     if effect is not Effect.TRAINING:
         # More samples in a step are fewer steps of the optimizer for the same samples, or samples that count twice.
-        yield from _other(a, b, _samples, lambda value: f"{plain(value, 4)} {unit}", "a step trains on", is_equal=True)
-        yield from _other(
-            a, b, _sequences, lambda value: f"{plain(value, 4)} sequences", "a step trains on", is_equal=True
-        )
-        yield from _other(
-            a,
-            b,
-            lambda run: run.spec.grad_accumulation,
-            "{:g}".format,
-            "the batches of an optimizer step are",
-            is_equal=True,
-        )
+        for figure, text, what in (
+            (_samples, f"{{:.4g}} {unit}", "a step is given"),
+            (_sequences, "{:.4g} sequences", "a step is given"),
+            (lambda run: run.spec.grad_accumulation, "{:g}", "the batches of an optimizer step are"),
+        ):
+            yield from _other(a, b, figure, text.format, what, is_equal=True)
+        # Another training may also see a small data set more often, in larger batches.
+        again = "samples are trained again: in a few steps, different ones are"
+        yield from _other(a, b, _distinct_samples, percent, again)
     yield from _other(a, b, _samples_in_pass, lambda value: f"{plain(value, 6)} {unit}", "a pass over the data has")
-    yield from _other(a, b, _flop_per_sample, lambda value: si(value, "FLOP"), f"training on one of the {unit} takes")
+    less = _other(a, b, _flop_per_sample, lambda value: si(value, "FLOP"), f"training on one of the {unit} takes")
+    forward = _typical(a, _forward_flop), _typical(b, _forward_flop)
+    is_forward_less = any(_other(a, b, _forward_flop, str, ""))
+    why = "the model gets fewer, or is another one" if is_forward_less else "its backward pass is not whole"
+    yield from (f"{text}: {why}" if None not in forward else text for text in less)
 
 
 def _other(
@@ -165,6 +166,14 @@ def _sequences(run: Record) -> float | None:
 
 def _samples_in_pass(run: Record) -> float | None:
     return run.spec.script.dataset_samples if run.spec.script else None
+
+
+def _distinct_samples(run: Record) -> float | None:
+    return run.spec.script.distinct_samples if run.spec.script else None
+
+
+def _forward_flop(run: Record) -> float | None:
+    return run.complexity.forward_flop_per_image if run.complexity else None
 
 
 def _flop_per_sample(run: Record) -> float | None:

@@ -75,7 +75,8 @@ class ScriptFacts:
     `dataset_samples`: samples in one pass over the data of a step, of all ranks together. `constructors`: DataLoaders
     and optimizers that it made, after changes; `settings`: settings of torch, by the form of their change
     (`workload.contract.changes`). `losses`: those of its first backward passes as `float.hex`, if a change is judged;
-    `replaced`: functions that measure time and that the script had replaced at the end.
+    `distinct_samples`: share of different samples among those of counted steps; `replaced`: functions that measure time
+    and that the script had replaced at the end.
     """
 
     SPARSE: ClassVar[bool] = True
@@ -93,6 +94,7 @@ class ScriptFacts:
     constructors: Sequence[Constructor] | None = None
     settings: Mapping[str, Text] | None = None
     losses: Texts = None
+    distinct_samples: Number = None
     replaced: Texts = None
 
 

@@ -337,7 +337,9 @@ class MeasuredScript:
                     " torch.set_flush_denormal(True) makes such gradients 0"
                 )
             if self.losses and (script := life.record.spec.script):
-                script = replace(script, losses=self.losses.texts(), replaced=replaced() or None)
+                distinct = self.session.model_input.distinct_share()
+                losses = self.losses.texts()
+                script = replace(script, losses=losses, distinct_samples=distinct, replaced=replaced() or None)
                 life.set(spec=replace(life.record.spec, script=script))
             life.measure_again()
         self._timeline.enter("finish")

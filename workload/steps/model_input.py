@@ -43,6 +43,8 @@ COPIES = ("_to_copy", "_pin_memory", "clone", "copy_", "lift_fresh")
 OURS = str(Path(__file__).parents[1])
 
 Ids = NDArray[np.int64]
+# Counted steps whose samples are compared, and the most numbers of a sample that are.
+COMPARED_STEPS, COMPARED_NUMBERS = 4, 2048
 # Place of a tensor's values: storage, offset, shape, strides, and how often they were overwritten.
 Part = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
 
@@ -215,6 +217,8 @@ class ModelInput:
         self._nested: dict[int, tuple[int, ...]] = {}
         self._parts: list[StorageWeakRef] = []
         self._called: Callable[[torch.nn.Module, list[Tensor]], None] | None = None
+        # Hashes of the samples of each counted step.
+        self._samples: list[list[int]] = []
 
     # --- events
 
@@ -227,6 +231,7 @@ class ModelInput:
         self._thread, self._depth, self._call = threading.get_ident(), 0, None
         self._in_backward = False
         self._pass, self._passes, self._parts = _Pass(), [], []
+        self._samples.append([])
         self._internal, self._outputs, self._nested = {}, {}, {}
         self._origins = {key: known for key, known in self._origins.items() if not known[0].expired()}
         original = self._original = torch.nn.Module.__call__
@@ -255,6 +260,11 @@ class ModelInput:
         """Put `Module.__call__` back as it was; from then on no call is observed."""
         if self._original is not None:
             torch.nn.Module.__call__, self._original = self._original, None  # type: ignore[method-assign]
+
+    def distinct_share(self) -> float | None:
+        """Share of different samples among those of the first counted steps; None if no sample could be read."""
+        hashes = [each for step in self._samples[:COMPARED_STEPS] for each in step]
+        return len(set(hashes)) / len(hashes) if hashes else None
 
     def entered(self) -> Entered | None:
         """End the step; return what entered the model in all of its micro-batches, None if no module was called."""
@@ -301,6 +311,11 @@ class ModelInput:
             self._pass.calls.append(self._call)
             for name, value in values:
                 self._read(self._call, name, value)
+            # Layers that the script calls after others get no samples.
+            fresh = [tensor for one, (_, tensor) in zip(known, values, strict=True) if not one.is_output]
+            if fresh and len(self._samples) <= COMPARED_STEPS:
+                with suppress(Exception):
+                    self._samples[-1] += _hashes(max(fresh, key=torch.numel))
         elif self._call is not None:
             for name in PADDING_MASKS:
                 self._read(self._call, name, kwargs.get(name))
@@ -460,6 +475,16 @@ def _values(tensor: Tensor) -> Ids | None:
             return (known > 0 if tensor.is_floating_point() else known).astype(np.int64)
     except (RuntimeError, TypeError):
         return None
+
+
+def _hashes(batch: Tensor) -> list[int]:
+    """Hash of each sample of a batch; none while a CUDA graph is captured, which copies to the host would break."""
+    if batch.is_cuda and torch.cuda.is_current_stream_capturing():
+        return []
+    with _disable_current_modes():
+        rows = batch.detach().reshape(batch.shape[0], -1)
+        rows = rows[:, :: max(1, rows.shape[1] // COMPARED_NUMBERS)].cpu().contiguous().view(torch.uint8)
+        return [hash(row.tobytes()) for row in rows.numpy()]
 
 
 def _named(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

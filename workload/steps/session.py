@@ -103,7 +103,7 @@ class Session:
         self._loaders = Inputs(program.folder)
         # DataLoaders of the steps whose work is counted, as long as the script keeps them.
         self._counted_loaders = weakref.WeakValueDictionary[int, Any]()
-        self._model_input = ModelInput(program.folder)
+        self.model_input = ModelInput(program.folder)
         self.thread: int | None = None
         self._stepped_in_backward: Any = None
         self.is_marked = self._in_optimizer = self._steps_in_backward = self._in_backward = False
@@ -479,7 +479,7 @@ class Session:
             known = self._memory
             self._memory = known or StorageFollower(self._device.value, self._folder, self.optimizers.living())
             with self._on_gpu:
-                self.evaluations.counter = WorkCounter(self._device, self._model_input, self._memory).start()
+                self.evaluations.counter = WorkCounter(self._device, self.model_input, self._memory).start()
         elif not self._more_events_follow:
             self._start_receiver(None)
 

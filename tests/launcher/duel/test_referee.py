@@ -11,7 +11,7 @@ from workload.contract.changes import Effect
 from workload.contract.errors import UsageError
 from workload.contract.record import ComplexityRecord, Record
 
-A = a_run(script={"dataset_samples": 1000})
+A = a_run(script={"dataset_samples": 1000, "distinct_samples": 1.0})
 
 
 def with_flop(**flop: float) -> Callable[[Record], Record]:
@@ -38,7 +38,7 @@ def refusals(
 CHEATS: dict[str, tuple[Callable[[Record], Record], str]] = {
     "half the batch": (
         lambda run: of_samples(16)(with_flop(fp32=1e9)(run)),
-        "a step trains on 16 samples, and 32 samples in the original",
+        "a step is given 16 samples, and 32 samples in the original",
     ),
     "steps of two batches": (
         lambda run: replace(run, spec=replace(run.spec, grad_accumulation=2)),
@@ -54,7 +54,11 @@ CHEATS: dict[str, tuple[Callable[[Record], Record], str]] = {
     ),
     "samples counted twice": (
         lambda run: of_samples(64)(with_flop(fp32=4e9)(run)),
-        "a step trains on 64 samples, and 32 samples in the original",
+        "a step is given 64 samples, and 32 samples in the original",
+    ),
+    "a batch that is trained twice": (
+        changed(distinct_samples=0.75),
+        "samples are trained again: in a few steps, different ones are 75 %, and 100 % in the original",
     ),
     "another unit": (changed(unit="tokens"), "throughput counts samples in one variant and tokens in the other"),
     "bf16 in disguise": (
@@ -85,6 +89,20 @@ CHEATS: dict[str, tuple[Callable[[Record], Record], str]] = {
 @pytest.mark.parametrize(("alter", "reason"), CHEATS.values(), ids=CHEATS)
 def test_less_work_is_refused_by_name(alter: Callable[[Record], Record], reason: str) -> None:
     assert refusals(alter) == (reason,)
+
+
+@pytest.mark.parametrize(
+    ("forward_flop", "cause"),
+    [(2e7, "its backward pass is not whole"), (1e7, "the model gets fewer, or is another one")],
+)
+def test_forward_pass_tells_why_samples_take_less_flop(forward_flop: float, cause: str) -> None:
+    def with_forward(flop: float, forward: float) -> Record:
+        return replace(A, complexity=ComplexityRecord(train_flop_per_step=flop, forward_flop_per_image=forward))
+
+    ruling = judge_work([with_forward(2e9, 2e7)], [with_forward(1e9, forward_flop)], effect=Effect.SAME)
+
+    said = "training on one of the samples takes 31.2 MFLOP, and 62.5 MFLOP in the original"
+    assert ruling.refusals == (f"{said}: {cause}",)
 
 
 def test_same_work_is_not_refused() -> None:

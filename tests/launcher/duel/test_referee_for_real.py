@@ -80,10 +80,11 @@ def original(run: Callable[[str], Record]) -> Record:
 @pytest.mark.parametrize(
     ("cheat", "reason"),
     [
-        ("half the batch", "a step trains on 8 samples, and 16 samples in the original"),
-        ("skipped batches", "losses are not close"),
-        ("cached batch", "losses are not close"),
-        ("fewer gradients", "training on one of the samples takes"),
+        ("half the batch", "a step is given 8 samples, and 16 samples in the original"),
+        ("skipped batches", "the model gets fewer, or is another one"),
+        ("cached batch", "samples are trained again: in a few steps, different ones are 25 %"),
+        ("counted twice", "samples are trained again: in a few steps, different ones are 50 %"),
+        ("fewer gradients", "its backward pass is not whole"),
         ("no backward pass", "losses are not close"),
         ("bf16", "more of the FLOP are computed in bf16 or a lower precision, which is not declared"),
         ("clock", "the script replaced time.perf_counter"),
