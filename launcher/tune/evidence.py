@@ -74,8 +74,8 @@ class Trial:
 class Evidence:
     """A tuning so far. `command`: words of the script without secrets. `files`: SHA-256 of each file of the script.
 
-    `originals`: SHA-256 of the manifest of each run of the script as it is; `others`: of each with other seeds, by which
-    `seeds` says how far their losses are. `patch`: SHA-256 of the patch file.
+    `originals`, `others`: SHA-256 of the manifest of each run of the script as it is, and with other seeds. `seeds`:
+    how far the latter's losses are. `patch`: SHA-256 of the patch file.
     """
 
     format: int = FORMAT
@@ -216,18 +216,7 @@ def seed_of(name: str) -> int:
 
 def check(evidence: Evidence, folder: Path) -> Iterator[str]:
     """Contradictions between what the evidence says and what its bundles show, as sentences."""
-    for run_id, known in {**evidence.originals, **evidence.others}.items():
-        try:
-            bundle.read(folder / run_id)
-            if digest(folder / run_id) != known:
-                yield f"the run '{run_id}' of the original was changed after the tuning"
-        except BundleError as error:
-            yield str(error)
-    try:
-        if seeds_of(evidence, folder) != evidence.seeds:
-            yield "how far the losses of other seeds are is not what their runs show"
-    except BundleError:
-        pass  # said above
+    yield from _check_originals(evidence, folder)
     for number, trial in enumerate(evidence.trials):
         left = replace(evidence, trials=evidence.trials[:number]).wealth
         if trial.error > left * (1 + 1e-9):
@@ -240,13 +229,26 @@ def check(evidence: Evidence, folder: Path) -> Iterator[str]:
             yield f"'{path}' is missing, or was changed after the tuning"
 
 
+def _check_originals(evidence: Evidence, folder: Path) -> Iterator[str]:
+    for run_id, known in {**evidence.originals, **evidence.others}.items():
+        try:
+            bundle.read(folder / run_id)
+            if digest(folder / run_id) != known:
+                yield f"the run '{run_id}' of the original was changed after the tuning"
+        except BundleError as error:
+            yield str(error)
+            return
+    if seeds_of(evidence, folder) != evidence.seeds:
+        yield "how far losses of other seeds are is not what their runs show"
+
+
 def seeds_of(evidence: Evidence, folder: Path) -> Apart | None:
     """How far the losses of the nearest run with other seeds are from the original's; None if that is unknown."""
     original, others = (
         [bundle.read_record(folder / each) for each in ids] for ids in (evidence.originals, evidence.others)
     )
-    others = [run for run in others if run.spec.change and run.spec.change.startswith("seeds(")]
-    return nearest_seed(losses_of(original[0]), [*map(losses_of, others)]) if others else None
+    shifted = [losses_of(run) for run in others if (run.spec.change or "").startswith("seeds(")]
+    return nearest_seed(losses_of(original[0]), shifted) if original else None
 
 
 def _check_trial(trial: Trial, evidence: Evidence, folder: Path) -> Iterator[str]:

@@ -24,8 +24,8 @@ NONE = "none"
 # Losses that differ by up to this share are called close. Other rounding grows from step to step: in the tests, 64
 # steps with another optimizer's kernel or thread count differ by less than 1e-4, in bf16 by less than 1 %.
 CLOSE_WITHIN = 0.01
-# Part of the distance to another seed that rounding may reach. In five scripts of 64 steps, TF32 and bf16 reach 2 % of
-# it at most, an absent dropout 10 %, and a learning rate that is a tenth lower 20 %.
+# Part of the distance to another seed that rounding may reach. In five scripts, TF32 and bf16 reach 2 % of it at most,
+# an absent dropout 10 %, and a learning rate that is a tenth lower 20 %.
 OF_SEEDS = 0.05
 # First version of glibc with `glibc.malloc.hugetlb`: its release notes.
 HUGE_PAGES_GLIBC = (2, 35)
@@ -220,34 +220,25 @@ class Likeness(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Apart:
-    """Relative differences of losses. `most`: nine of ten are below; `largest`: all are, infinite beside a NaN."""
+    """Relative differences of the losses of two runs: the largest, and what nine of ten losses differ by at `most`."""
 
-    most: float = 0.0
-    largest: float = 0.0
-
-    def is_close(self, seeds: "Apart | None") -> bool:
-        """Whether rounding explains these differences, beside those of the nearest other seed if they are known."""
-        if seeds is None:
-            return self.largest <= CLOSE_WITHIN
-        return self.most <= seeds.allows and self.largest <= seeds.largest
-
-    @property
-    def allows(self) -> float:
-        """What nine of ten losses may differ by, if these are the differences of another seed."""
-        return min(CLOSE_WITHIN, OF_SEEDS * self.most)
+    most: float
+    largest: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossComparison:
-    """Comparison of the first `number` losses; `apart`: relative differences, `at`: loss of the largest, from 1.
+    """Comparison of the first `number` losses; `apart`: largest relative difference, `at`: its loss, from 1.
 
-    `seeds`: differences of the nearest other seed, None if unknown. `why`: why they are not comparable, else empty.
+    `most`: largest difference of nine of ten losses. `seeds`: how far those of the nearest other seed are, None if
+    unknown. `why`: why they are not comparable, else empty.
     """
 
     likeness: Likeness
     number: int = 0
-    apart: Apart = Apart()
+    apart: float = 0.0
     at: int = 0
+    most: float = 0.0
     seeds: Apart | None = None
     why: str = ""
 
@@ -259,17 +250,11 @@ class LossComparison:
         of = f"the first {self.number} losses" if self.number > 1 else "the first loss"
         if self.likeness is Likeness.SAME:
             return f"{self.likeness} ({of})"
-        apart, seeds = self.apart, self.seeds
-        if seeds and (self.likeness is Likeness.CLOSE or apart.most > seeds.allows):
-            seen = (
-                _share(apart.most) if self.likeness is Likeness.CLOSE else f"{_share(seeds.allows)} would be rounding"
-            )
-            seen = f"within {seen}" if self.likeness is Likeness.CLOSE else f"different by {_share(apart.most)}, {seen}"
-            return f"{seen}, seeds differ by {percent(seeds.most)} (90 % of {of})"
+        seeds = f"within {_share(self.most)}, seeds differ by {percent(self.seeds.most)}" if self.seeds else ""
         if self.likeness is Likeness.CLOSE:
-            return f"equal within {_share(apart.largest)} ({of})"
-        by = _share(apart.largest)
-        return f"{self.likeness}, by {by} in loss {self.at} of {counted(self.number, 'loss')}"
+            return f"{seeds} (90 % of {of})" if seeds else f"equal within {_share(self.apart)} ({of})"
+        at = f"{self.likeness}, by {_share(self.apart)} in loss {self.at} of {counted(self.number, 'loss')}"
+        return f"{at}; 90 % are {seeds}" if seeds else at
 
 
 def _share(apart: float) -> str:
@@ -283,45 +268,54 @@ def compare_losses(
 ) -> LossComparison:
     """Compare the losses of runs of A and of B, each a list of `float.hex`, by the length that all runs have.
 
-    Runs of one side must agree too: else the script has no seed, and equality cannot be judged. `seeds`: result of
-    `nearest_seed`.
+    Runs of one side must agree too: else the script has no seed, and equality cannot be judged. `seeds`: how far the
+    losses of another seed are; without them, close is within `CLOSE_WITHIN`.
     """
     number = min(map(len, (*a, *b))) if a and b else 0
     if not number:
         missing = "a run has no loss of one value in its backward passes" if a and b else "one side has no run"
         return LossComparison(likeness=Likeness.UNKNOWN, why=missing)
-    pairs = [(runs[0], other) for runs in (a, b) for other in runs]
-    within = max((_apart(*pair, number)[0] for pair in pairs), key=lambda each: each.largest)
-    across, at = _apart(a[0], b[0], number)
-    if not within.is_close(None):
-        why = f"two runs of the same side differ by {_share(within.largest)}: the script seeds nothing"
+    within = max((_differences(runs[0], other, number) for runs in (a, b) for other in runs), key=max)
+    across = _differences(a[0], b[0], number)
+    if max(within) > CLOSE_WITHIN:
+        why = f"two runs of the same side differ by {_share(max(within))}: the script seeds nothing"
         return LossComparison(likeness=Likeness.UNKNOWN, number=number, why=why)
-    likeness = Likeness.CLOSE if across.is_close(seeds) else Likeness.DIFFERENT
-    likeness = likeness if across.largest or within.largest else Likeness.SAME
-    apart = across if across.largest >= within.largest else within
-    return LossComparison(likeness=likeness, number=number, apart=apart, at=at, seeds=seeds)
+    is_close = max(across) <= (seeds.largest if seeds else CLOSE_WITHIN)
+    if seeds:
+        is_close = is_close and _most(across) <= min(CLOSE_WITHIN, OF_SEEDS * seeds.most)
+    likeness = Likeness.CLOSE if is_close else Likeness.DIFFERENT
+    apart = max(within, across, key=max)
+    return LossComparison(
+        likeness=likeness if max(apart) else Likeness.SAME,
+        number=number,
+        apart=max(apart),
+        at=across.index(max(across)) + 1,
+        most=_most(apart),
+        seeds=seeds,
+    )
 
 
-def nearest_seed(original: Sequence[str], seeds: Sequence[Sequence[str]]) -> Apart | None:
-    """Differences of that run with another seed whose losses are nearest to the original's.
+def nearest_seed(original: Sequence[str], others: Sequence[Sequence[str]]) -> Apart | None:
+    """How far the nearest of the runs with other seeds is from the original.
 
-    None if no such run is known, if a loss is not finite, or if another seed leaves the losses as they are.
+    None without such a run, if their losses are not finite, or if another seed leaves the losses nearly as they are.
     """
-    number = min(map(len, (original, *seeds)))
-    found = [_apart(original, seed, number)[0] for seed in seeds] if number else []
-    if not found or any(each.most < LEAST_SHARE or not math.isfinite(each.largest) for each in found):
-        return None
-    return Apart(most=min(each.most for each in found), largest=min(each.largest for each in found))
+    number = min(map(len, (original, *others)))
+    found = [_differences(original, other, number) for other in others] if number else []
+    seeds = Apart(most=min(map(_most, found)), largest=min(map(max, found))) if found else None
+    return seeds if seeds and seeds.most >= LEAST_SHARE and math.isfinite(seeds.largest) else None
 
 
-def _apart(a: Sequence[str], b: Sequence[str], number: int) -> tuple[Apart, int]:
-    """Relative differences of the first `number` losses, and the number of the loss with the largest, from 1."""
+def _differences(a: Sequence[str], b: Sequence[str], number: int) -> list[float]:
+    """Relative differences of the first `number` losses, infinite beside a NaN."""
     found = []
     for one, other in zip(a[:number], b[:number], strict=True):
         x, y = float.fromhex(one), float.fromhex(other)
         apart = 0.0 if one == other or x == y else abs(x - y) / max(abs(x), abs(y))
         found.append(apart if math.isfinite(apart) else math.inf)
-    largest = max(found)
-    # With fewer than ten losses, these are all of them.
-    most = sorted(found)[math.ceil(0.9 * number) - 1]
-    return Apart(most=most, largest=largest), found.index(largest) + 1
+    return found
+
+
+def _most(differences: Sequence[float]) -> float:
+    """What nine of ten differences do not exceed; of fewer than ten, all."""
+    return sorted(differences)[math.ceil(0.9 * len(differences)) - 1]
