@@ -21,8 +21,9 @@ TABLE = Path(__file__).with_name("changes.toml")
 SEPARATOR = "; "
 # Value of an axis of a sweep for the script as it is.
 NONE = "none"
-# Losses that differ by up to this share are called close. Other rounding grows from step to step: in the tests, 64
-# steps with another optimizer's kernel or thread count differ by less than 1e-4, in bf16 by less than 1 %.
+# Losses that differ by up to this share are called close: nine of ten where other seeds are known, else all. Other
+# rounding grows from step to step: in the tests, 64 steps with another optimizer's kernel or thread count differ by less
+# than 1e-4, in bf16 by less than 1 %.
 CLOSE_WITHIN = 0.01
 # Part of the distance to another seed that rounding may reach. In five scripts, TF32 and bf16 reach 2 % of it at most,
 # an absent dropout 10 %, and a learning rate that is a tenth lower 20 %.
