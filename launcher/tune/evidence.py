@@ -18,7 +18,7 @@ from launcher.duel.referee import Losses, Ruling, judge_work, losses_of
 from launcher.tune.candidates import candidate_of
 from workload.contract import bundle
 from workload.contract.bundle import MANIFEST
-from workload.contract.changes import Apart, nearest_seed
+from workload.contract.changes import Apart, distance_of_seeds
 from workload.contract.errors import BundleError, RooflaunchError
 from workload.contract.operating_system import replace_text
 from workload.contract.record import Record
@@ -248,7 +248,7 @@ def seeds_of(evidence: Evidence, folder: Path) -> Apart | None:
         [bundle.read_record(folder / each) for each in ids] for ids in (evidence.originals, evidence.others)
     )
     shifted = [losses_of(run) for run in others if (run.spec.change or "").startswith("seeds(")]
-    return nearest_seed(losses_of(original[0]), shifted) if original else None
+    return distance_of_seeds(losses_of(original[0]), shifted) if original else None
 
 
 def _check_trial(trial: Trial, evidence: Evidence, folder: Path) -> Iterator[str]:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.workload.script_stage import Ran, measured
-from workload.contract.changes import Effect, Likeness, changes_of, compare_losses, nearest_seed, parse
+from workload.contract.changes import Effect, Likeness, changes_of, compare_losses, distance_of_seeds, parse
 from workload.contract.errors import ExitCode, UsageError
 from workload.steps.changes import ALREADY, Changes, Made, _change_arguments
 
@@ -177,7 +177,7 @@ def test_seeds_are_shifted_and_nothing_else(usual: tuple[dict[str, Any], list[st
     assert {**found, "random": 0.0} == {**USUAL, "random": 0.0}
     assert found["random"] == found_in(tmp_path / "other")["random"] != usual[0]["random"]
     assert losses_of(ran) == losses_of(written)
-    seeds = nearest_seed(usual[1], [losses_of(ran)])
+    seeds = distance_of_seeds(usual[1], [losses_of(ran)])
     assert seeds
     assert seeds.largest > 0.01
 
