@@ -125,7 +125,7 @@ def _check(file: Path) -> int:
     wrong = list(evidence.check(found, file.parent))
     for line in wrong:
         print(printable(line))
-    runs = sum(len(trial.bundles) for trial in found.trials) + len(found.originals)
+    runs = sum(len(trial.bundles) for trial in found.trials) + len({**found.originals, **found.others})
     if not wrong:
         print(f"{counted(len(found.trials), 'decision')} recomputed from the {runs} runs that {file} names")
     return ExitCode.FINDINGS if wrong else ExitCode.DONE

@@ -12,7 +12,7 @@ from statistics import median
 
 from launcher.duel.contest import Measured
 from workload.contract import bundle
-from workload.contract.changes import Effect, Likeness, LossComparison, changes_of, compare_losses
+from workload.contract.changes import CLOSE_WITHIN, Apart, Effect, Likeness, LossComparison, changes_of, compare_losses
 from workload.contract.errors import UsageError
 from workload.contract.record import Record
 from workload.contract.text import percent, plain, si
@@ -61,15 +61,17 @@ def judge_work(
     effect: Effect,
     precisions: Collection[str] = (),
     rule: Losses = Losses.ROUNDING,
+    seeds: Apart | None = None,
 ) -> Ruling:
     """Judge whether the runs of B do the same work as those of A; each side has at least one run.
 
     `effect`: what B declares that it does to the training; `precisions`: lower precisions that it declares.
+    `seeds`: how far the losses of another seed are from A's, None if unknown.
     """
     if rule is Losses.ANY:
         effect = Effect.TRAINING
     losses_of_a = [losses_of(run) for run in a]
-    losses = compare_losses(losses_of_a, [losses_of(run) for run in b])
+    losses = compare_losses(losses_of_a, [losses_of(run) for run in b], seeds)
     if effect is Effect.SAME and compare_losses(losses_of_a, losses_of_a).likeness is Likeness.CLOSE:
         # The original's own runs differ by rounding, so no variant can be equal to the bit.
         effect = Effect.ROUNDING
@@ -217,4 +219,6 @@ def refused_losses(found: LossComparison, effect: Effect, losses: Sequence[str])
     elif found.likeness is Likeness.UNKNOWN:
         yield f"losses are {found.text}"
     elif found.likeness is Likeness.DIFFERENT or (effect is Effect.SAME and found.likeness is Likeness.CLOSE):
-        yield f"losses are not {'the same' if effect is Effect.SAME else 'close'}: {found.text}"
+        is_same = effect is Effect.SAME
+        rule = "" if is_same or found.seeds else f"; {percent(CLOSE_WITHIN)} is the limit where other seeds are unknown"
+        yield f"losses are not {'the same' if is_same else 'close'}: {found.text}{rule}"

@@ -13,8 +13,8 @@ from launcher.duel.contest import Limits, Measured
 from launcher.duel.referee import Losses, losses_of, refused_losses
 from launcher.duel.sides import Pair, Request, Side, Variant, plan_of_script
 from launcher.machine.runtime import Workplace
-from launcher.tune.candidates import Candidate, change_text, words_with
-from launcher.tune.evidence import Decision, Evidence, Trial, decide, digest, rule_of, segments_of
+from launcher.tune.candidates import Candidate, candidate_of, change_text, words_with
+from launcher.tune.evidence import Decision, Evidence, Trial, decide, digest, rule_of, seeds_of, segments_of
 from launcher.tune.tune import Base, Fought
 from workload.contract import bundle
 from workload.contract.changes import Effect, compare_losses
@@ -26,6 +26,8 @@ from workload.contract.script_words import redacted
 # Seconds in which a run's process starts and warms up, until a run has shown it.
 START_S = 5.0
 ORIGINAL = "original"
+# Runs with other seeds: the nearer of two is the limit, so that one odd seed does not widen it.
+OTHER_SEEDS = ("seeds(shift=1)", "seeds(shift=2)")
 
 
 class ScriptChangedError(Exception):
@@ -143,6 +145,7 @@ def base_of(candidates: Sequence[Candidate], folder: Path) -> Base:
 def measure_original(duels: LocalDuels, evidence: Evidence, *, left_s: float) -> tuple[Evidence, Base]:
     """Run the unchanged script twice: first with the machine's ceilings, then again to see whether its losses repeat.
 
+    Two more runs, with other seeds, show how far losses of this script are apart, if a change may round differently.
     Raises `UsageError` if its losses cannot be judged, and the error of a run that fails.
     """
     records, folders = [], []
@@ -171,4 +174,23 @@ def measure_original(duels: LocalDuels, evidence: Evidence, *, left_s: float) ->
             f"whether a change keeps the losses cannot be judged: {unusable[0]}",
             hint="torch.manual_seed(0) in the script, or --losses any to tune without this proof",
         )
+    if evidence.losses is Losses.ROUNDING:
+        evidence = _with_other_seeds(duels, evidence, left_s=left_s)
     return evidence, base_of((), folders[0])
+
+
+def _with_other_seeds(duels: LocalDuels, evidence: Evidence, *, left_s: float) -> Evidence:
+    """The evidence with runs of other seeds; without them if the script sets no seed, or fails with another one."""
+    others = {}
+    for position, change in enumerate(OTHER_SEEDS, len(evidence.originals)):
+        side = duels.side("A", [candidate_of(change)])
+        try:
+            segment = duels.run(side, name=ORIGINAL, position=position, left_s=left_s, tell=duels.tell)
+        except InterruptedRunError:
+            raise
+        except RooflaunchError as error:
+            duels.tell(f"other seeds are not known: {error}")
+            return evidence
+        others[segment.folder.name] = digest(segment.folder)
+    evidence = replace(evidence, others=others)
+    return replace(evidence, seeds=seeds_of(evidence, duels.request.output))

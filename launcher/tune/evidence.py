@@ -14,10 +14,11 @@ from typing import Any
 
 from launcher.duel.contest import Limits, Measured, Rule, measured_of
 from launcher.duel.decision import DuelVerdict, order
-from launcher.duel.referee import Losses, Ruling, judge_work
+from launcher.duel.referee import Losses, Ruling, judge_work, losses_of
 from launcher.tune.candidates import candidate_of
 from workload.contract import bundle
 from workload.contract.bundle import MANIFEST
+from workload.contract.changes import Apart, distance_of_seeds
 from workload.contract.errors import BundleError, RooflaunchError
 from workload.contract.operating_system import replace_text
 from workload.contract.record import Record
@@ -73,7 +74,8 @@ class Trial:
 class Evidence:
     """A tuning so far. `command`: words of the script without secrets. `files`: SHA-256 of each file of the script.
 
-    `originals`: SHA-256 of the manifest of each run of the script as it is. `patch`: SHA-256 of the patch file.
+    `originals`, `others`: SHA-256 of the manifest of each run of the script as it is, and with other seeds. `seeds`:
+    how far the latter's losses are. `patch`: SHA-256 of the patch file.
     """
 
     format: int = FORMAT
@@ -85,6 +87,8 @@ class Evidence:
     files: Mapping[str, str] = field(default_factory=dict)
     machine: Mapping[str, str | None] = field(default_factory=dict)
     originals: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
+    seeds: Apart | None = None
     trials: tuple[Trial, ...] = ()
     patch: Mapping[str, str] = field(default_factory=dict)
 
@@ -113,7 +117,8 @@ def read(path: Path) -> Evidence:
                 hint="use the version of rooflaunch that wrote it, or tune again in another folder: -o FOLDER",
             )
         trials = tuple(Trial(**_typed(Trial, row)) for row in document["trials"])
-        return Evidence(**{**_typed(Evidence, document), "trials": trials})
+        seeds = document.get("seeds") and Apart(**document["seeds"])
+        return Evidence(**{**_typed(Evidence, document), "trials": trials, "seeds": seeds})
     except OSError as error:
         raise BundleError(f"'{path}' cannot be read: {error.strerror}", hint=f"FOLDER/{FILE} of a tuning") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -156,7 +161,12 @@ def decide(
     if records["A"] and records["B"]:
         made = candidate_of(trial.change)
         ruling = judge_work(
-            records["A"], records["B"], effect=made.effect, precisions=made.precisions, rule=evidence.losses
+            records["A"],
+            records["B"],
+            effect=made.effect,
+            precisions=made.precisions,
+            rule=evidence.losses,
+            seeds=evidence.seeds,
         )
     if ruling.refusals:
         decision, why = Decision.REFUSED, "; ".join(ruling.refusals)
@@ -206,13 +216,7 @@ def seed_of(name: str) -> int:
 
 def check(evidence: Evidence, folder: Path) -> Iterator[str]:
     """Contradictions between what the evidence says and what its bundles show, as sentences."""
-    for run_id, known in evidence.originals.items():
-        try:
-            bundle.read(folder / run_id)
-            if digest(folder / run_id) != known:
-                yield f"the run '{run_id}' of the original was changed after the tuning"
-        except BundleError as error:
-            yield str(error)
+    yield from _check_originals(evidence, folder)
     for number, trial in enumerate(evidence.trials):
         left = replace(evidence, trials=evidence.trials[:number]).wealth
         if trial.error > left * (1 + 1e-9):
@@ -223,6 +227,28 @@ def check(evidence: Evidence, folder: Path) -> Iterator[str]:
         path = folder / name
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != known:
             yield f"'{path}' is missing, or was changed after the tuning"
+
+
+def _check_originals(evidence: Evidence, folder: Path) -> Iterator[str]:
+    for run_id, known in {**evidence.originals, **evidence.others}.items():
+        try:
+            bundle.read(folder / run_id)
+            if digest(folder / run_id) != known:
+                yield f"the run '{run_id}' of the original was changed after the tuning"
+        except BundleError as error:
+            yield str(error)
+            return
+    if seeds_of(evidence, folder) != evidence.seeds:
+        yield "how far losses of other seeds are is not what their runs show"
+
+
+def seeds_of(evidence: Evidence, folder: Path) -> Apart | None:
+    """How far the losses of the nearest run with other seeds are from the original's; None if that is unknown."""
+    original, others = (
+        [bundle.read_record(folder / each) for each in ids] for ids in (evidence.originals, evidence.others)
+    )
+    shifted = [losses_of(run) for run in others if (run.spec.change or "").startswith("seeds(")]
+    return distance_of_seeds(losses_of(original[0]), shifted) if original else None
 
 
 def _check_trial(trial: Trial, evidence: Evidence, folder: Path) -> Iterator[str]:

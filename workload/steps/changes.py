@@ -6,12 +6,14 @@ effect is an error, so that no comparison measures the same program twice.
 
 import functools
 import inspect
+import random
 import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         lambda value: setattr(torch.backends.cudnn, "benchmark", value),
     ),
 }
-FLUSH = "torch.set_flush_denormal({})"
+FLUSH, SEEDS = "torch.set_flush_denormal({})", "seeds(shift={})"
 # Why a change was never made, by how it is made; settings are made with the first optimizer.
 NO_OPTIMIZER = "the script makes no optimizer of torch.optim"
 WHY_NEVER = {
@@ -103,6 +105,8 @@ class Changes:
         for change in self._via(Via.SETTING):
             if change.row.form == FLUSH:
                 self._flush_denormals(change)
+            elif change.row.form == SEEDS:
+                self._shift_seeds(change)
 
     def _via(self, via: Via, name: str | None = None) -> list[Change]:
         return [each for each in self._changes if each.row.via is via and name in (None, each.row.name)]
@@ -170,6 +174,30 @@ class Changes:
             return original(mode)
 
         torch.set_flush_denormal = set_and_note  # type: ignore[assignment]
+
+    def _shift_seeds(self, change: Change) -> None:
+        """Shift every seed that the script or a library such as transformers or lightning sets from now on."""
+        self._note(change, "the script sets no seed")
+        numpy = getattr(sys.modules.get("numpy"), "random", None)  # torch has imported it, if there is one
+        places = [(torch, "manual_seed"), (torch.cuda, "manual_seed"), (torch.cuda, "manual_seed_all")]
+        places += [(random, "seed"), *([(numpy, "seed"), (numpy, "default_rng")] if numpy else [])]
+        for owner, name in places:
+            setattr(owner, name, self._with_shift(getattr(owner, name), change))
+
+    def _with_shift(self, original: Callable[..., Any], change: Change) -> Callable[..., Any]:
+        def moved(seed: Any) -> Any:
+            if not isinstance(seed, Integral):
+                return seed
+            self._note(change, "")
+            return int(seed) + change.value
+
+        @functools.wraps(original)
+        def seed_shifted(*given: Any, **named: Any) -> Any:
+            # `a` is the name of the argument of random.seed.
+            named = {name: moved(value) if name in ("seed", "a") else value for name, value in named.items()}
+            return original(*map(moved, given[:1]), *given[1:], **named)
+
+        return seed_shifted
 
     # --- methods and modules
 

@@ -203,6 +203,37 @@ def test_any_losses_are_accepted_if_the_user_says_so(machine: Machine) -> None:
     assert decisions(tuned)[WORKERS] == "accepted"
 
 
+@pytest.mark.parametrize(
+    ("seeds", "changed_to", "decision", "text"),
+    [
+        # Seeds move losses by 20 % and 50 %: a fifth of the median is more than 1 %.
+        ((0.8, 0.5), 2.008, "accepted", "90 % within 0.4 %, seeds differ by 35 % (the first 3 losses)"),
+        ((0.5, 0.8), 2.03, "refused", "by 1.5 % in loss 3 of 3 losses; 90 % within 1.5 %, seeds differ by 35 %"),
+        # A fifth of 1 % is less than 0.4 %.
+        ((0.99, 0.99), 2.008, "refused", "by 0.4 % in loss 3 of 3 losses; 90 % within 0.4 %, seeds differ by 1 %"),
+        ((1.0, 1.0), 2.008, "accepted", "equal within 0.4 % (the first 3 losses)"),
+        ((1.0, 1.0), 2.03, "refused", "by 1.5 % in loss 3 of 3 losses"),
+        ((), 2.008, "accepted", "equal within 0.4 % (the first 3 losses)"),
+    ],
+)
+def test_rounding_stays_within_a_part_of_what_other_seeds_do(
+    machine: Machine, seeds: tuple[float, ...], changed_to: float, decision: str, text: str
+) -> None:
+    machine.speed = {"foreach=True": 0.7}
+    original = (2.5, 2.25, 2.0)
+    shifted = [texts([factor * loss for loss in original]) for factor in seeds]
+    machine.alter = {f"shift={n}": changed(losses=losses) for n, losses in enumerate(shifted, 1)}
+    machine.alter = {**machine.alter, "foreach=True": changed(losses=texts((2.5, 2.25, changed_to)))}
+    machine.fails = {} if seeds else {"shift": "the script sets no seed"}
+    told = list[str]()
+    tuned = tune(told=told)
+
+    [trial] = [row.trial for row in tuned.rows if row.text == FOREACH and row.trial]
+    assert (trial.decision, trial.losses[-len(text) :]) == (decision, text)
+    assert any("other seeds are not known: " in line for line in told) is not bool(seeds)
+    assert findings() == []
+
+
 def test_argument_of_the_script_is_judged_by_throughput(machine: Machine) -> None:
     # A step of two times as many samples takes 1.5 times as long.
     def larger(run: Any) -> Any:
@@ -365,6 +396,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
         edit_evidence(lambda d: d["trials"][0].update(error=0.2)),
         "its error 0.2 is more than the 0.05 that is left of 0.05",
     ),
+    "the seeds": (edit_evidence(lambda d: d.update(seeds={"median": 0.5, "largest": 0.5})), "of other seeds are"),
     "a bound": (edit_evidence(lambda d: d["trials"][0].update(at_most=2.0)), "and its bundles give 0.6667"),
     "a run of another duel": (
         edit_evidence(lambda d: d["trials"][0].update(bundles=d["trials"][1]["bundles"])), "is no run of",

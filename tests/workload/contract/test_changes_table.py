@@ -65,7 +65,8 @@ def test_unknown_change_lists_all() -> None:
 @pytest.mark.parametrize("row", table(), ids=lambda row: row.form)
 def test_rows_of_the_table(row: changes.Row) -> None:
     assert {*row.helps} <= {*Bound, "kernel"}
-    assert row.helps
+    # Other seeds are no gain: a tuning learns from them how far losses are apart.
+    assert bool(row.helps) is (row.form != "seeds(shift={})")
     assert row.device in ("", Device.CUDA)
     assert row.precision in ("", *Precision)
     change = changes_of(parse(row.shown))[0]

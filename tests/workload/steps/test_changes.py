@@ -2,20 +2,22 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tests.workload.script_stage import Ran, measured
-from workload.contract.changes import Effect, Likeness, changes_of, compare_losses, parse
-from workload.contract.errors import ExitCode
-from workload.steps.changes import ALREADY, Made, _change_arguments
+from workload.contract.changes import Effect, Likeness, changes_of, compare_losses, distance_of_seeds, parse
+from workload.contract.errors import ExitCode, UsageError
+from workload.steps.changes import ALREADY, Changes, Made, _change_arguments
 
 pytestmark = [
     pytest.mark.world,
@@ -163,6 +165,50 @@ def test_change_is_made_and_nothing_else(
     allowed = [Likeness.SAME] if effects == {Effect.SAME} else [Likeness.SAME, Likeness.CLOSE]
     assert compared.likeness in allowed, compared.text
     assert compared.number == len(losses_of(ran)) >= 13
+
+
+def test_seeds_are_shifted_and_nothing_else(usual: tuple[dict[str, Any], list[str]], tmp_path: Path) -> None:
+    ran = run(tmp_path, "seeds(shift=5)")
+    (tmp_path / "other").mkdir()
+    (script := tmp_path / "other" / "train.py").write_text(SCRIPT.replace("manual_seed(0)", "manual_seed(5)"))
+    written = measured(tmp_path / "other", script, "Adam", options=(*FEW, "--change", "torch.set_flush_denormal(True)"))
+
+    found = found_in(tmp_path)
+    assert {**found, "random": 0.0} == {**USUAL, "random": 0.0}
+    assert found["random"] == found_in(tmp_path / "other")["random"] != usual[0]["random"]
+    assert losses_of(ran) == losses_of(written)
+    seeds = distance_of_seeds(usual[1], [losses_of(ran)])
+    assert seeds
+    assert seeds.largest > 0.01
+
+
+def test_seeds_of_every_library_are_shifted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    draws: dict[str, Callable[[], float]] = {
+        "torch": lambda: torch.manual_seed(seed) and torch.rand(1).item(),
+        "random": lambda: random.seed(a=seed) or random.random(),
+        "numpy": lambda: np.random.seed(seed=seed) or np.random.rand(),  # noqa: NPY002
+        "generator": lambda: np.random.default_rng(seed).random(),
+    }
+    seed = 7
+    expected = {name: draw() for name, draw in draws.items()}
+    for owner, name in (
+        (torch, "manual_seed"),
+        (random, "seed"),
+        (np.random, "seed"),
+        (np.random, "default_rng"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    for name in ("manual_seed", "manual_seed_all"):
+        monkeypatch.setattr(torch.cuda, name, getattr(torch.cuda, name))
+    changed = Changes("seeds(shift=3)", tmp_path)
+    changed._shift_seeds(changes_of("seeds(shift=3)")[0])
+    random.seed()  # no seed of the script's own
+    with pytest.raises(UsageError, match="'seeds\\(shift=3\\)' has no effect: the script sets no seed"):
+        changed.settle(set())
+    seed = 4
+
+    assert {name: draw() for name, draw in draws.items()} == expected
+    assert changed.settle(set()) == []
 
 
 def test_losses_and_constructors_are_recorded(usual: tuple[dict[str, Any], list[str]], tmp_path: Path) -> None:
