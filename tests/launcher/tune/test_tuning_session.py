@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from analysis.__main__ import main as main_of_analyze
 from launcher.duel import contest
 from launcher.duel.referee import Losses
 from launcher.duel.sides import Request
@@ -25,7 +27,7 @@ from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, RunFailedError, UsageError
 from workload.contract.operating_system import lock
 from workload.contract.process import interruption
-from workload.contract.record import Record
+from workload.contract.record import Record, Verdict
 
 WORKERS, FOREACH, FUSED = "DataLoader(num_workers=2)", "optimizer(foreach=True)", "optimizer(fused=True)"
 # Factors of the times of a run with a change.
@@ -105,6 +107,40 @@ def test_screen_shows_bounds_gains_losses_and_files(machine: Machine, golden: Go
     machine.speed, machine.noise = FASTER, 0.0
 
     golden("tuning.txt", report.text(tune(), 140))
+
+
+@pytest.mark.slow
+@pytest.mark.world
+def test_page_of_the_printed_command_shows_the_changes_and_the_limits_before_and_now(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_waits(run: Record) -> Record:
+        bound = Verdict(bound="compute", why="70 % of the ceiling are reached")
+        return replace(run, bound=bound, spec=replace(run.spec, workers=2))
+
+    def waits(run: Record) -> Record:
+        work = replace(run.complexity, bytes_per_step_lower=1e8, bytes_per_step_upper=2e8)
+        run = replace(run, complexity=work, bound=Verdict(bound="input", why="waits for data take 40 %"))
+        return replace(run, timing=replace(run.timing, started_at="2026-11-28T12:00:00+00:00"))
+
+    machine.speed = {"num_workers=2": 0.7}
+    machine.alter = {"train.py": waits, "num_workers=2": without_waits}
+    [command] = [line.split() for line in report.text(tune()).splitlines() if line.startswith("page ")]
+
+    monkeypatch.setattr("sys.argv", [*command[1:], "--markdown", "page.md"])
+    assert main_of_analyze() == ExitCode.DONE
+    tuning = Path("page.md").read_text().partition("## Tuning\n")[2].partition("\n## ")[0]
+    assert "train.py: limited by input before, by compute now." in tuning
+    assert "Now: 70 % of the ceiling are reached." in tuning
+    [row] = [line for line in tuning.splitlines() if line.startswith("| DataLoader")]
+    # 1 / 0.7 is 1.43.
+    assert re.match(
+        r".* \| train.py:2 \| \+67 % \| \+4[23] % \(\+4. % to \+4. %\) \| same .* \| accepted \| 28 \|", row
+    )
+    assert "| below the margin |" in tuning
+    # 2 GFLOP in 60 ms, and in 42 ms.
+    assert re.search(r"now: fp32, change DataLoader\(num_workers=2\), batch 32, unknown place: 47\.. GFLOP/s", tuning)
+    assert re.search(r"before: fp32, no change, batch 32, unknown place: 33\.. GFLOP/s", tuning)
 
 
 def test_rows_for_programs_have_figures_as_shares(machine: Machine) -> None:
