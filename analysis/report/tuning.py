@@ -30,8 +30,9 @@ TRIALS = (
     Column(name="runs", heading="runs", digits=0),
 )
 CAPTION = (
-    "Changes that were tried, in this order. At most: computed before it was tried. Measured: growth of throughput, with "
-    "its interval. The chance that any accepted change is no gain is at most 5 %. The command below computes all again"
+    "Changes that were tried, in this order. At most: computed before it was tried. Measured: growth of throughput, "
+    "with its interval. The chance that any accepted change is no gain is at most 5 %. The command below computes all "
+    "again"
 )
 
 
