@@ -150,16 +150,22 @@ def _roofline_env(material: Material) -> Iterator[Figure]:
     several = {env: table for env, table in tables.items() if len(table) >= MOST_IN_COMBINED or len(tables) == 1}
     shown, more = _first(list(several.items()), "places")
     for env, table in shown:
-        roofs = usable_roofs(_in(material.roofs, env), table)
-        yield Figure(
-            name=f"roofline_{stems[env]}",
-            # With its devices, because figures are also shown outside the report.
-            title=f"Roofline: {', '.join([env, *(name for name in _devices(table) if name not in env)])}",
-            caption=f"{more}{_shared(table, 'task', 'variant')}{_roofline_caption(table, roofs)}"
-            + (" The numbers are batch sizes, if there is room for them." if table["batch_size"].notna().any() else ""),
-            text=_points_text(table),
-            chart=rooflines.steps(material, table, roofs),
-        )
+        # With its devices, because figures are also shown outside the report.
+        title = f"Roofline: {', '.join([env, *(name for name in _devices(table) if name not in env)])}"
+        yield roofline(material, table, name=f"roofline_{stems[env]}", title=title, before=more)
+
+
+def roofline(material: Material, points: pd.DataFrame, *, name: str, title: str, before: str = "") -> Figure:
+    """Roofline with these points of one environment. `before`: beginning of its caption."""
+    roofs = usable_roofs(_in(material.roofs, points["env"].iloc[0]), points)
+    return Figure(
+        name=name,
+        title=title,
+        caption=f"{before}{_shared(points, 'task', 'variant')}{_roofline_caption(points, roofs)}"
+        + (" The numbers are batch sizes, if there is room for them." if points["batch_size"].notna().any() else ""),
+        text=_points_text(points),
+        chart=rooflines.steps(material, points, roofs),
+    )
 
 
 def _roofline_combined(material: Material) -> Iterator[Figure]:

@@ -330,6 +330,8 @@ def label(column: str) -> str:
 
 def shown(column: str, value: Any) -> str:
     """A fact as printed text: `driver 580.95.05`."""
+    if column == "change" and value is None:
+        return "no change"
     return f"{label(column)} {_text(value)[: SHOWN_CHARACTERS.get(column)]}"
 
 

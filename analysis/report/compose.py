@@ -5,7 +5,7 @@ from collections.abc import Callable
 from analysis.audit.rule import total
 from analysis.loading import units
 from analysis.loading.tables import rows as rows_of
-from analysis.report import answer, content, context, measurements
+from analysis.report import answer, content, context, measurements, tuning
 from analysis.report.content import Picture, Report, Section, figures_of
 from analysis.report.evidence import ReportEvidence
 from workload.contract.text import counted
@@ -13,6 +13,7 @@ from workload.contract.text import counted
 # Sections to act on come first; the sections that support them are folded.
 SECTIONS: tuple[Callable[[ReportEvidence], Section], ...] = (
     answer.section,
+    tuning.section,
     measurements.throughput,
     measurements.scaling,
     measurements.roofs,

@@ -2,7 +2,7 @@
 
 The file `.analysis/report.parquet` has the content of a report as JSON, and not the page: when a page is made of it,
 all texts are escaped, so that somebody who may write into the folder cannot put a script into the page. The key of a
-report is a hash of the state of every file of every bundle.
+report is a hash of the state of every file of every bundle, and of the evidence files of tunings.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import pyarrow as pa
 from analysis.figures import Figure
 from analysis.loading import index
 from analysis.loading.index import Problem
-from analysis.report import content
+from analysis.report import content, tuning
 from analysis.report.content import Report
 
 FILE = "report.parquet"
@@ -53,6 +53,7 @@ def key_of(root: Path) -> str | None:
     digest = hashlib.sha256()
     folders = (walked for each in candidates for walked in os.walk(each.folder))
     paths = sorted(f"{parent}/{name}" for parent, _, names in folders for name in names)
+    paths += sorted({f"{Path(each.folder).parent}/{tuning.FILE}" for each in candidates})
     for text in (str(root), *map(str, problems), *(f"{path} {index.state(path)}" for path in paths)):
         digest.update(f"{len(text)} {text}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()

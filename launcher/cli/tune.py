@@ -101,7 +101,8 @@ def run_tune(
     is_table = output_format is TableFormat.TABLE
 
     def show(row: Any) -> None:
-        if is_table:
+        # The table below tells which changes were not tried.
+        if is_table and row.trial:
             print(printable(report.line(row)), file=sys.stderr, flush=True)
         elif output_format is TableFormat.JSON:
             print(as_json(report.row_json(row)), flush=True)

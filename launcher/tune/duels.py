@@ -172,7 +172,7 @@ def measure_original(duels: LocalDuels, evidence: Evidence, *, left_s: float) ->
     if unusable and evidence.losses is not Losses.ANY:
         raise UsageError(
             f"whether a change keeps the losses cannot be judged: {unusable[0]}",
-            hint="torch.manual_seed(0) in the script, or --losses any to tune without this proof",
+            hint="--losses any tunes without this proof; torch.manual_seed(0) in the script makes its losses repeat",
         )
     if evidence.losses is Losses.ROUNDING:
         evidence = _with_other_seeds(duels, evidence, left_s=left_s)

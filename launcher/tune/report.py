@@ -1,5 +1,6 @@
 """Result of a tuning: rows for people and for programs, exit code, and the edits of the patch."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,9 +86,9 @@ def _cells(row: Row) -> dict[str, Any]:
     if trial is None:
         decided = f"not tried: {row.why_not}"
     else:
-        runs = counted(len(trial.bundles), "run")
+        runs = [counted(len(trial.bundles), "run")] if trial.bundles else []
         is_clear = trial.decision in (Decision.ACCEPTED, Decision.BELOW)
-        decided = runs if is_clear else f"{trial.decision}: {trial.why}, {runs}"
+        decided = ", ".join(runs if is_clear else [f"{trial.decision}: {trial.why}", *runs])
     return {
         "change": row.text,
         "line": row.line,
@@ -123,7 +124,8 @@ def text(tuned: Tuned, width: int | None = None) -> str:
     lines += [f"note       {note}" for note in tuned.patch.notes]
     lines += [tuned.patch.diff.rstrip("\n")] if tuned.patch_file else []
     lines += [f"patch      {tuned.patch_file}   (git apply {tuned.patch_file})"] if tuned.patch_file else []
-    return "\n".join([*lines, f"evidence   {tuned.evidence}   (launch tune --check {tuned.evidence})"])
+    lines += [f"evidence   {tuned.evidence}   (launch tune --check {tuned.evidence})"]
+    return "\n".join([*lines, f"page       analyze report {shlex.quote(str(tuned.evidence.parent))}"])
 
 
 def end_json(tuned: Tuned) -> dict[str, Any]:

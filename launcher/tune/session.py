@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launcher.duel.contest import OutOfTimeError
 from launcher.duel.referee import Losses
 from launcher.duel.sides import Request
 from launcher.machine.runtime import Workplace
@@ -21,7 +22,7 @@ from workload.contract import bundle
 from workload.contract.errors import UsageError
 from workload.contract.operating_system import lock, replace_text
 from workload.contract.script_words import redacted, script_name
-from workload.contract.text import counted
+from workload.contract.text import counted, minutes
 
 LOCK = ".lock"
 
@@ -96,7 +97,14 @@ class _Session:
         """Measure the script, try the changes, and write patch and evidence."""
         base = self._go_on()
         if base is None:
-            found, base = measure_original(self._duels, self._evidence, left_s=self._asked.max_time_s)
+            max_time_s = self._asked.max_time_s
+            try:
+                found, base = measure_original(self._duels, self._evidence, left_s=max_time_s)
+            except OutOfTimeError as error:
+                raise UsageError(
+                    f"a run of the script as it is takes longer than --max-time, {minutes(max_time_s)}",
+                    hint="a longer --max-time, or fewer steps: --iterations 10",
+                ) from error
             self._save(found)
         self._tell(report.headline(base.run))
         tuning = Tuning(

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from analysis.__main__ import main as main_of_analyze
 from launcher.duel import contest
+from launcher.duel.contest import OutOfTimeError
 from launcher.duel.referee import Losses
 from launcher.duel.sides import Request
 from launcher.machine.runtime import Workplace
@@ -20,12 +23,12 @@ from launcher.tune.evidence import Decision
 from launcher.tune.report import Tuned, row_json
 from launcher.tune.tune import ALL, Row
 from tests.launcher.told import Golden
-from tests.launcher.tune.script_runs import SOURCE, Machine, changed, texts
+from tests.launcher.tune.script_runs import ADAM, LOADER, SOURCE, Machine, changed, texts
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, RunFailedError, UsageError
 from workload.contract.operating_system import lock
 from workload.contract.process import interruption
-from workload.contract.record import Record
+from workload.contract.record import Record, Verdict
 
 WORKERS, FOREACH, FUSED = "DataLoader(num_workers=2)", "optimizer(foreach=True)", "optimizer(fused=True)"
 # Factors of the times of a run with a change.
@@ -107,6 +110,41 @@ def test_screen_shows_bounds_gains_losses_and_files(machine: Machine, golden: Go
     golden("tuning.txt", report.text(tune(), 140))
 
 
+@pytest.mark.slow
+@pytest.mark.world
+def test_page_of_the_printed_command_shows_the_changes_and_the_limits_before_and_now(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_waits(run: Record) -> Record:
+        bound = Verdict(bound="compute", why="70 % of the ceiling are reached")
+        return replace(run, bound=bound, spec=replace(run.spec, workers=2))
+
+    def waits(run: Record) -> Record:
+        work = replace(run.complexity, bytes_per_step_lower=1e8, bytes_per_step_upper=2e8)
+        run = replace(run, complexity=work, bound=Verdict(bound="input", why="waits for data take 40 %"))
+        return replace(run, timing=replace(run.timing, started_at="2026-11-28T12:00:00+00:00"))
+
+    machine.speed = {"num_workers=2": 0.7}
+    machine.alter = {"train.py": waits, "num_workers=2": without_waits}
+    [command] = [line.split() for line in report.text(tune()).splitlines() if line.startswith("page ")]
+
+    monkeypatch.setattr("sys.argv", [*command[1:], "--markdown", "page.md"])
+    assert main_of_analyze() == ExitCode.DONE
+    tuning = Path("page.md").read_text().partition("## Tuning\n")[2].partition("\n## ")[0]
+    assert "train.py: limited by input before, by compute now." in tuning
+    assert "Now: 70 % of the ceiling are reached." in tuning
+    [row] = [line for line in tuning.splitlines() if line.startswith("| DataLoader")]
+    # 1 / 0.7 is 1.43.
+    assert re.match(
+        r".* \| train.py:2 \| \+67 % \| \+4[23] % \(\+4. % to \+4. %\) \| same .* \| accepted \| 28 \|", row
+    )
+    assert "| below the margin |" in tuning
+    assert "launch tune --check tune/evidence.json" in tuning
+    # 2 GFLOP in 60 ms, and in 42 ms.
+    assert re.search(r"now: fp32, change DataLoader\(num_workers=2\), batch 32, unknown place: 47\.. GFLOP/s", tuning)
+    assert re.search(r"before: fp32, no change, batch 32, unknown place: 33\.. GFLOP/s", tuning)
+
+
 def test_rows_for_programs_have_figures_as_shares(machine: Machine) -> None:
     machine.speed = {"num_workers=2": 0.7}
     rows = list[Row]()
@@ -139,6 +177,25 @@ def test_change_that_crashes_is_a_result_and_the_others_are_tried(machine: Machi
     assert failed.why.endswith("of B: out of memory")
     assert tuned.exit_code == ExitCode.FASTER
     assert findings() == []
+
+
+def test_loader_made_in_a_library_is_no_part_of_the_patch(machine: Machine) -> None:
+    machine.speed = FASTER
+    machine.alter = {"train.py": changed(constructors=(replace(LOADER, line=None), ADAM))}
+    tuned = tune()
+
+    assert [row.line for row in tuned.rows] == [None, "train.py:3", "train.py:3", None]
+    assert tuned.patch.notes == ("DataLoader(..., num_workers=2) is not in the patch: a library makes it",)
+    assert "foreach=True" in tuned.patch.diff
+
+
+def test_run_longer_than_the_limit_is_a_mistake_with_a_hint(machine: Machine) -> None:
+    def too_late(_: int) -> None:
+        raise OutOfTimeError
+
+    machine.before = too_late
+    with pytest.raises(UsageError, match="takes longer than --max-time, 1 min"):
+        tune(max_time_s=60)
 
 
 def test_script_that_fails_by_itself_ends_the_tuning(machine: Machine) -> None:
