@@ -25,7 +25,7 @@ from workload.contract.script_words import redacted
 from workload.contract.spec import SYNTHETIC, Device, RunSpec
 from workload.contract.spent import SECONDS_PER_H, Amount, amount_of, units_per_step
 from workload.contract.tables import Column, Role, TableFormat, facts, number, render, table_width
-from workload.contract.text import percent, percent_range, plain, seconds, size, wrapped
+from workload.contract.text import percent, plain, seconds, size, wrapped
 
 # Fields of an offer that a row keeps.
 OFFERED = ("gpu", "provider", "machine_type", "gpus", "region", "usd_per_h", "usd_per_h_spot", "read", "memory_gb")
@@ -124,7 +124,7 @@ def answer(
         return tables.plain({**facts_of_run, "gpus": rows}, form, rows_of="gpus")
     width = table_width()
     table = render([for_people(row) for row in rows], columns(run, amount), form, wide=wide)
-    notes = [wrapped(as_typed(note), width) for note in remarks(run, rows)]
+    notes = [wrapped(as_typed(note), width) for note in remarks(run, rows, amount)]
     return "\n".join([wrapped(headline(run), width), "", table, "", *notes])
 
 
@@ -240,16 +240,18 @@ def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def columns(run: CountedRun, amount: Amount) -> tuple[Column, ...]:
-    """Columns of a printed table. JSON and CSV have every figure of a row under other names."""
-    work = f"{'per epoch of' if amount.is_epoch else 'for'} {amount.text}"
+    """Columns of a printed table, the cost among those that a terminal of 80 characters shows.
+
+    JSON and CSV have every figure of a row under other names.
+    """
     return (
         *facts(gpu="GPU", provider="cloud"),
         Column(name="machine", heading="machine", role=Role.FACT, detail=True),
         Column(name="memory_gb", heading="GB"),
         Column(name="fits", heading=f"fits{run.at.replace(' batch', '')}"),
-        Column(name="largest", heading="largest batch"),
         Column(name="step", heading="a step, about"),
-        Column(name="usd", heading=f"USD {work}"),
+        Column(name="usd", heading="USD per epoch" if amount.is_epoch else "USD"),
+        Column(name="largest", heading="largest batch"),
         Column(name="usd_spot", heading="spot"),
         Column(name="read", heading="price of", detail=True),
         Column(name="notes", heading="note", role=Role.NOTE),
@@ -266,13 +268,11 @@ def headline(run: CountedRun) -> str:
 
 def for_people(row: Mapping[str, Any]) -> dict[str, Any]:
     """The cells of a row as text."""
-    fits, too_large = row["largest_batch"], row["too_large_batch"]
-    largest = str(fits) if fits else UNKNOWN if row["is_lower_bound"] or not too_large else "none"
     return {
         **row,
         "machine": row["machine_type"] + (f" ({row['gpus']})" if row["gpus"] > 1 else ""),
         "fits": _fits_text(row),
-        "largest": f"{largest} ({too_large}: no)" if too_large else largest,
+        "largest": _largest_text(row["largest_batch"], row["too_large_batch"]),
         "step": _step_text(row) if _may_run(row) else None,
         **{name: _usd_text(row, name) if _may_run(row) else None for name in ("usd", "usd_spot")},
         "notes": [*([row["why"]] if _may_run(row) else []), *(["the fastest"] if row["is_fastest"] else [])],
@@ -280,10 +280,20 @@ def for_people(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fits_text(row: Mapping[str, Any]) -> str:
-    low, high = (row[f"needed_{end}_bytes"] / row["total_bytes"] for end in ("low", "high"))
+    low, high = (percent(row[f"needed_{end}_bytes"] / row["total_bytes"]) for end in ("low", "high"))
     if row["fits"] is Word.CLOSE:
-        return f"at least {percent(low)}" if row["is_lower_bound"] else f"close, {percent_range(low, high)}"
-    return f"yes, {percent(high)}" if row["fits"] is Word.FITS else f"no, {percent(low)}"
+        return f"from {low}" if row["is_lower_bound"] else f"close {high}"
+    return f"yes {high}" if row["fits"] is Word.FITS else f"no {low}"
+
+
+def _largest_text(fits: int | None, too_large: int | None) -> str:
+    """The largest batch; `32-64` if only 32 certainly fits, and 128 certainly does not."""
+    if not too_large:
+        return f"from {fits}" if fits else UNKNOWN
+    most = too_large // 2
+    if not fits:
+        return f"up to {most}" if most else "none"
+    return str(fits) if fits == most else f"{fits}-{most}"
 
 
 def _step_text(row: Mapping[str, Any]) -> str | None:
@@ -300,16 +310,17 @@ def _usd_text(row: Mapping[str, Any], name: str) -> str:
     return UNKNOWN if row[f"{name}_least"] is None else f"from {number(row[f'{name}_least'], 2)}"
 
 
-def remarks(run: CountedRun, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def remarks(run: CountedRun, rows: Sequence[Mapping[str, Any]], amount: Amount) -> Iterator[str]:
     """Sentences on the whole table: what the figures are for, and what is special about the run."""
     devices = run.record.spec.devices or 1
     yield from allocations.notes(run.memory)
     if not run.step.scales:
         yield "the largest batch is unknown: the memory of one batch size only was counted"
     of_one = f" on one GPU; the run used {devices:g}" if devices > 1 else ""
+    work = f"{'an epoch of ' if amount.is_epoch else ''}{amount.text}"
     yield (
-        f"time and USD: training steps{run.at}{of_one}, without waits for data; of a larger batch only "
-        "the memory is known"
+        f"time and USD: training steps{run.at}{of_one}, without waits for data; USD for {work}; of a larger "
+        "batch only the memory is known"
     )
     dates = sorted(row["read"] for row in rows if row["read"])
     yield (

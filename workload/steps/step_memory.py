@@ -202,26 +202,32 @@ class StorageFollower:
     # --- storages
 
     def _of(self, tensor: Tensor, kind: Kind | None = None) -> Iterator[_Storage]:
-        """Storages of a tensor on the device; one that was not known existed before the step."""
+        """Storages of a tensor on the device; one that was not known existed before the step.
+
+        In later steps, data that is not known was made in them, unseen by the counter, as numpy does.
+        """
         for key, storage in _storages(tensor, self._device_type):
             known, whole_bytes = self._alive.get(key), storage.nbytes()
             if known is None:
                 # The part of a data set in the host's memory that a step reads is what a GPU has to hold.
                 is_part = self._device_type == "cpu" and kind in (None, Kind.INPUTS)
                 touched = min(whole_bytes, tensor.numel() * tensor.element_size()) if is_part else whole_bytes
-                known = self._add(key, storage, tensor, size=touched, is_whole=touched == whole_bytes)
+                kept = {"size": touched, "is_whole": touched == whole_bytes, "op": ARRIVED}
+                known = self._add(key, storage, tensor, is_new=is_part and self._step > 0, **kept)
             elif known.is_whole and known.size != whole_bytes:
                 # Resized: freed, and allocated again.
                 self._died(known.reference)
                 known = self._add(key, storage, tensor, step=self._step, op="resize_", kind=known.kind)
             yield known
 
-    def _add(self, key: int, storage: Any, tensor: Tensor, *, size: int | None = None, **facts: Any) -> _Storage:
+    def _add(
+        self, key: int, storage: Any, tensor: Tensor, *, size: int | None = None, is_new: bool = False, **facts: Any
+    ) -> _Storage:
         reference = weakref.KeyedRef(storage, self._died, key)
         size = storage.nbytes() if size is None else size
         known = self._alive[key] = _Storage(size=size, shape=tuple(tensor.shape), reference=reference, **facts)
         self._live += size
-        if known.step is None:
+        if known.step is None and not is_new:
             self._before.append(known)
         else:
             self._events.append((known, True))

@@ -434,7 +434,8 @@ def chosen(works: Sequence[Work]) -> Work:
     flop, times = Counter(work.tally.flop for work in works).most_common(1)[0]
     ordered = sorted(works, key=lambda work: work.tally.flop)
     low, high = ordered[0].tally.flop, ordered[-1].tally.flop
-    memories = [work.memory for work in works if work.memory]
+    # In the first counted step, what existed before is found late.
+    memories = [work.memory for work in works[min(1, len(works) - 1) :] if work.memory]
     memory = max(memories, key=lambda each: each.peak_bytes, default=None)
     if low == high:
         return replace(works[-1], memory=memory)

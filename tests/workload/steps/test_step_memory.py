@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -359,3 +360,15 @@ def test_the_file_and_the_sentence(tmp_path: Path) -> None:
     assert told.startswith("at most ")
     assert f"{HERE.name}:" in told
     assert not allocations.sentence(None)
+
+
+def test_data_that_numpy_makes_in_a_later_step_does_not_exist_from_its_beginning() -> None:
+    follower, peaks = StorageFollower("cpu"), []
+    for _ in range(2):
+        counter = WorkCounter(Device.CPU, ModelInput(HERE.parent), follower).start()
+        for _ in range(3):
+            torch.from_numpy(np.ones(1000)).mul(2)
+        counter.stop()
+        peaks.append(follower.end_step().peak_bytes)
+    # Arrays of 8,000 bytes, one at a time, and the product; in the first step all three seem to have been there before.
+    assert peaks == [4 * 8000, 2 * 8000]
