@@ -14,9 +14,10 @@ is at most the expected sum of these levels (union bound), thus 5 %. It does not
 earlier results. (The fallback procedure of Wiens, Pharmaceutical Statistics 2, 2003; online: Tian & Ramdas, Statistical
 Methods in Medical Research 30, 2021.)
 
-Each trial gets an equal part of the wealth that is left: wealth / (changes still to try, and the final trial). Of 4 to
-10 trials this has most power: a series such as 6 / (pi k)^2 leaves 0.03 % for the tenth trial where equal parts leave
-0.5 %, and a duel needs about as many more runs as the logarithm of the level is larger.
+Each trial gets an equal part of the wealth that is left: wealth / (changes still to try, and the final trial), or fewer
+parts if there is no time for so many trials. Of 4 to 10 trials this has most power: a series such as 6 / (pi k)^2
+leaves 0.03 % for the tenth trial where equal parts leave 0.5 %, and a duel needs about as many more runs as the
+logarithm of the level is larger.
 """
 
 import secrets
@@ -144,7 +145,7 @@ class Tuning:
         if not known and wealth < LEAST_WEALTH:
             self.why_ended = f"earlier changes have used up the {percent(ERROR)} of errors"
             return None
-        trial = known or self._new(candidate, base, planned=len(left) + 1)
+        trial = known or self._new(candidate, base, planned=self._planned(len(left) + 1))
         least_s = self._least_s(trial.error)
         left_s = self._left_s() - self._least_s(max(wealth, trial.error)) * bool(base)
         if left_s < least_s:
@@ -210,6 +211,11 @@ class Tuning:
     def _least_s(self, error: float) -> float:
         """Estimated seconds of the fewest runs that decide a trial with this chance of an error."""
         return least_quadruples(2 * error) * SEGMENTS * self.duels.run_s
+
+    def _planned(self, wished: int) -> int:
+        """Number of trials that there is time for, at most `wished`: the fewer they are, the fewer runs each needs."""
+        wealth, left_s = self.evidence.wealth, self._left_s()
+        return max((n for n in range(1, wished + 1) if n * self._least_s(wealth / n) <= left_s), default=1)
 
     def _too_short(self, least_s: float) -> str:
         left = duration(max(0.0, self._left_s()))

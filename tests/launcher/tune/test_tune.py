@@ -113,6 +113,15 @@ def test_later_value_replaces_the_accepted_one_that_sets_the_same() -> None:
     assert decided(rows)[-1] == ("workers=4", YES)
 
 
+def test_levels_are_larger_if_there_is_no_time_for_all_changes() -> None:
+    """Of three parts a duel takes 6 quadruples, 86 s, of four 7, 100 s; there are 300 s."""
+    fights = Fights({"a": NO, "b": NO, "c": NO})
+
+    list(tuning(fights, A, B, C, max_time_s=300).run())
+
+    assert fights.fought[0][3] == pytest.approx(0.05 / 3)
+
+
 @pytest.mark.parametrize(
     ("results", "levels"),
     [
