@@ -147,9 +147,10 @@ class Tuning:
             return None
         trial = known or self._new(candidate, base, planned=self._planned(len(left) + 1))
         least_s = self._least_s(trial.error)
-        left_s = self._left_s() - self._least_s(max(wealth, trial.error)) * bool(base)
+        final_s = self._least_s(max(wealth, trial.error)) if base else 0.0
+        left_s = self._left_s() - final_s
         if left_s < least_s:
-            self.why_ended = self._too_short(least_s)
+            self.why_ended = self._too_short(least_s, final_s)
             return None
         share_s = left_s if len(left) == 1 else max(MOST_OF_TIME * left_s, least_s)
         fought = self._fight(trial, base, with_candidate(base, candidate), share_s)
@@ -217,9 +218,10 @@ class Tuning:
         wealth, left_s = self.evidence.wealth, self._left_s()
         return max((n for n in range(1, wished + 1) if n * self._least_s(wealth / n) <= left_s), default=1)
 
-    def _too_short(self, least_s: float) -> str:
+    def _too_short(self, least_s: float, final_s: float = 0.0) -> str:
         left = duration(max(0.0, self._left_s()))
-        return f"a duel takes {duration(least_s)} or more, and {left} of {minutes(self.max_time_s)} are left"
+        final = f", that of all changes together {duration(final_s)}" if final_s else ""
+        return f"a duel takes {duration(least_s)} or more{final}, and {left} of {minutes(self.max_time_s)} are left"
 
     # --- the end
 

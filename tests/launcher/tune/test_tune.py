@@ -155,7 +155,7 @@ def test_time_is_kept_for_the_final_trial() -> None:
     assert decided(rows) == [
         ("b", YES),
         ("a", YES),
-        ("c", "a duel takes 86 s or more, and 2 min of 6 min are left"),
+        ("c", "a duel takes 86 s or more, that of all changes together 86 s, and 2 min of 6 min are left"),
         (ALL, YES),
     ]
     assert rows[2].is_open
