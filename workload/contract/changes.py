@@ -320,5 +320,5 @@ def _differences(a: Sequence[str], b: Sequence[str], number: int) -> list[float]
 
 
 def _most(differences: Sequence[float]) -> float:
-    """What nine of ten differences do not exceed; of fewer than ten, all."""
+    """Bound that nine of ten differences do not exceed; of fewer than ten, all."""
     return sorted(differences)[math.ceil(0.9 * len(differences)) - 1]
