@@ -253,7 +253,7 @@ def cheats(folder: Path, names: Sequence[str]) -> None:
         if names and not any(name in version for name in names):
             continue
         words = ["duel", "--referee", "--cpu", "--min-seconds", "0.2", "--iterations", "40", "--max-runs", "24"]
-        words += ["--max-time", "3m", "--format", "json", "--", script.name, "---", script.name, *version.split()]
+        words += ["--max-time", "80s", "--format", "json", "--", script.name, "---", script.name, *version.split()]
         done = launch(folder / version.replace(" ", "").strip("-"), script, words)
         ruling = (json.loads(done.stdout) if done.stdout else {}).get("referee") or {"refusals": [done.stderr[-300:]]}
         refusals = ruling["refusals"]
