@@ -1,8 +1,8 @@
 """Bounds of the gain that a change can bring, computed from one measured run before the change is tried.
 
-A change can at best remove the parts of the wall time that it acts on: waits for data, the optimizer, the kernel of the
-operating system, or what steps take beyond their FLOP at the machine's measured ceiling, the roof. If a share s of the
-time goes, throughput grows by s / (1 - s) (Amdahl 1967, AFIPS 30). Changes that are made together act on the same part.
+A change can at best remove the parts of the wall time that it acts on: waits for data, the optimizer, page faults, or
+what steps take beyond their FLOP at the machine's measured ceiling, the roof. If a share s of the time goes, throughput
+grows by s / (1 - s) (Amdahl 1967, AFIPS 30). Changes that are made together act on the same part.
 """
 
 from collections.abc import Sequence
@@ -40,12 +40,18 @@ def _parts(change: Change, run: Record, from_roof: float) -> list[float | None]:
     helps, timing = set(change.row.helps), run.timing
     parts = list[float | None]()
     if "kernel" in helps:
-        used, kernel = timing.cpus_used, timing.cpus_in_kernel
-        parts.append(min(1.0, kernel / used) if used and kernel is not None else None)
+        used, kernel, per_s = timing.cpus_used, timing.cpus_in_kernel, timing.page_faults_per_s
+        # The rest of the kernel's time, such as switching between threads, has nothing to do with memory.
+        if used and kernel is not None and per_s is not None:
+            parts.append(min(used, kernel, verdict.MOST_FAULT_S * per_s) / used)
+        else:
+            parts.append(None)
     if "input" in helps:
         parts.append(timing.data_wait_fraction)
     if helps - {"input", "kernel"}:
-        beyond = _beyond_the_roof(change, run)
+        # The ceiling was measured with the script's own number of threads, so it bounds no other number.
+        is_bound = from_roof < 1 or change.row.name != "torch.set_num_threads"
+        beyond = _beyond_the_roof(change, run) if is_bound else None
         parts.append(None if beyond is None else from_roof * beyond)
     return parts
 
@@ -64,8 +70,7 @@ def _beyond_the_roof(change: Change, run: Record) -> float | None:
     lower = change.row.precision and run.ceilings and run.ceilings.compute(change.row.precision)
     roof = lower.roof_per_s if lower else None if change.row.precision else verdict.compute_roof_per_s(run)
     images, step_s = timing.images, timing.step_s
-    # The ceiling was measured with the script's own number of threads, so it bounds no other number.
-    if change.row.name == "torch.set_num_threads" or not (flop and roof and images and step_s and step_s.n):
+    if not (flop and roof and images and step_s and step_s.n):
         return None
     least_s = flop / roof * step_s.n
     return max(0.0, 1 - (timing.data_wait_fraction or 0.0) - least_s / timing.measured_s) if timing.measured_s else None

@@ -65,6 +65,7 @@ def a_run(
             data_wait_fraction=data_s / (step_s + data_s),
             cpus_used=2.0,
             cpus_in_kernel=0.1,
+            page_faults_per_s=100_000,
         ),
         complexity=ComplexityRecord(
             train_flop_per_step=flop, flop_by_precision={"fp32": flop}, flop_by_op={"aten::mm": flop}

@@ -11,6 +11,7 @@ from workload.contract.record import Record
 
 RUN = a_run()
 GPU = replace(RUN, ceilings=None)
+FEW_FAULTS = replace(RUN, timing=replace(RUN.timing, page_faults_per_s=4000))
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,7 @@ GPU = replace(RUN, ceilings=None)
         pytest.param("DataLoader(num_workers=2)", RUN, 0.4, id="waits: 40 of 100 ms"),
         pytest.param("optimizer(foreach=True)", RUN, 0.1, id="optimizer: 10 of 100 ms"),
         pytest.param("MALLOC_MMAP_MAX_=0", RUN, 0.05, id="kernel: 0.1 of 2 CPUs"),
+        pytest.param("MALLOC_MMAP_MAX_=0", FEW_FAULTS, 0.01, id="4,000 page faults of 5 µs, of 2 CPUs"),
         pytest.param("MALLOC_MMAP_MAX_=0; MALLOC_TRIM_THRESHOLD_=0", RUN, 0.05, id="the larger of two"),
         pytest.param("channels_last", RUN, 0.4, id="all but 20 of 60 ms"),
         pytest.param("autocast(bfloat16)", RUN, 0.5, id="all but 10 ms at the ceiling of bf16"),
@@ -36,11 +38,11 @@ def test_bound_is_the_gain_if_the_share_of_the_part_goes(change: str, run: Recor
 
 
 def test_of_the_time_beyond_the_roof_a_fifth_is_likely_to_go() -> None:
-    waits, step = (
+    waits, step, threads = (
         bound_of(changes_of(change), RUN, rows(RUN), LIKELY_FROM_ROOF)
-        for change in ("DataLoader(num_workers=2)", "channels_last")
+        for change in ("DataLoader(num_workers=2)", "channels_last", "torch.set_num_threads(1)")
     )
-    assert (waits, step) == (pytest.approx(0.4 / 0.6), pytest.approx(0.08 / 0.92))
+    assert (waits, step, threads) == (pytest.approx(0.4 / 0.6), pytest.approx(0.08 / 0.92), step)
 
 
 def test_optimizer_whose_time_is_unknown_has_no_bound() -> None:
