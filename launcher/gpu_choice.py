@@ -231,7 +231,7 @@ def _may_run(row: Mapping[str, Any]) -> bool:
 
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Sort key: cost on demand. Behind the known costs: lower bounds of a cost, no price, too little memory."""
+    """Key by which GPUs are sorted: those that fit first, then known costs, then lower bounds, the cheapest first."""
     usd, spot = (row[name] if row[name] is not None else row[f"{name}_least"] for name in ("usd", "usd_spot"))
     return not _may_run(row), usd is None, row["step_s"] is None, usd or spot or row["usd_per_h"] or inf
 
@@ -287,7 +287,7 @@ def _fits_text(row: Mapping[str, Any]) -> str:
 
 
 def _largest_text(fits: int | None, too_large: int | None) -> str:
-    """The largest batch; `32-64` if only 32 certainly fits, and 128 certainly does not."""
+    """Largest batch that fits, as a text; `32-64` if 32 fits, 64 is close and 128 does not fit."""
     if not too_large:
         return f"from {fits}" if fits else UNKNOWN
     most = too_large // 2

@@ -116,7 +116,7 @@ def _plain(name: str) -> str:
 
 
 def asked(typed: Sequence[str]) -> list[Candidate]:
-    """Read the values of `--try`: changes as `--change` takes them, or arguments of the script with values to try.
+    """Candidates from the values of `--try`, each a change as `--change` takes it or `ARGUMENT=VALUE,VALUE`.
 
     Raises `UsageError` for a text that is neither.
     """

@@ -119,7 +119,7 @@ def line(row: Row) -> str:
 
 
 def text(tuned: Tuned, width: int | None = None) -> str:
-    """Text after a tuning: the table of changes, what the user has to do by hand, and the files that were written."""
+    """Text that `launch tune` prints at its end: table of changes, what to do by hand, names of the written files."""
     lines = [render([_cells(row) for row in tuned.rows], COLUMNS, TableFormat.TABLE, width=width)]
     lines += [f"note       {note}" for note in tuned.patch.notes]
     lines += [tuned.patch.diff.rstrip("\n")] if tuned.patch_file else []

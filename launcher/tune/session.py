@@ -1,4 +1,4 @@
-"""Does a whole tuning: begins it, or continues an earlier one from its evidence, and writes patch and evidence."""
+"""Runs `launch tune` from start to end: reads the evidence of an earlier session, tunes, writes patch and evidence."""
 
 import hashlib
 import time
@@ -71,7 +71,7 @@ def tune(asked: Asked, *, tell: Callable[[str], None], show: Callable[[Row], Non
 
 
 def set_aside(folder: Path) -> None:
-    """Rename the evidence file of an earlier tuning, so that a new one can begin; the bundles stay."""
+    """Rename `evidence.json` to a name with a number, so that another tuning can begin in this folder."""
     number = sum(1 for _ in folder.glob("evidence*.json"))
     with suppress(FileNotFoundError):
         (folder / evidence.FILE).rename(folder / f"evidence-{number}.json")

@@ -116,9 +116,9 @@ class Tuning:
     _began_s: float = 0.0
 
     def run(self) -> Iterator[Row]:
-        """Try the changes one after the other, and yield each row as soon as it is decided.
+        """Try one change after the other; yields the row of each as soon as its duel has decided.
 
-        The rows that an earlier session has decided come first.
+        Rows of changes that an earlier session has decided come first.
         """
         self._began_s = self.now()
         yield from (row_of(trial) for trial in self._decided())

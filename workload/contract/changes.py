@@ -114,7 +114,7 @@ class Change:
 
     @property
     def value(self) -> Any:
-        """The value as the Python object that the change sets."""
+        """Value that the change sets, as a number, True or False; another word stays a text."""
         words = {"True": True, "False": False}
         return int(self.word) if self.row.values is None else words.get(self.word, self.word)
 
@@ -298,7 +298,9 @@ def compare_losses(
 
 
 def distance_of_seeds(original: Sequence[str], others: Sequence[Sequence[str]]) -> Apart | None:
-    """How far runs with other seeds are from the original: the median of all, and the largest of the nearest.
+    """Differences between the losses of the original and those of runs with other seeds.
+
+    `median`: over all runs and losses; `largest`: of the run whose largest difference is smallest.
 
     None without such a run, if their losses are not finite, or if another seed leaves the losses nearly as they are.
     """

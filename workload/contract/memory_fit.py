@@ -121,7 +121,7 @@ class CountedStep:
         return found
 
     def _beside(self, card: Card) -> Interval:
-        """Bytes that CUDA and its libraries use on the card, outside of PyTorch's allocator."""
+        """Bytes of the GPU's memory that CUDA and its libraries take, and PyTorch's allocator does not count."""
         alone = card.outside + card.workspaces
         if self.ranks == 1:
             return alone

@@ -110,7 +110,7 @@ class CpuMeter:
         self._began = self._totals()
 
     def _totals(self) -> tuple[float, float, float, float | None, float | None, float | None]:
-        """Time, then seconds of CPUs: used by this run, by all, waited for, in the kernel; and page faults."""
+        """Totals so far: time; CPU seconds of this run, of all processes, waited for, in the kernel; page faults."""
         own = resource and resource.getrusage(resource.RUSAGE_SELF)
         kernel_s, faults = (own.ru_stime, float(own.ru_minflt)) if own else (None, None)
         import psutil  # noqa: PLC0415 - see the module
