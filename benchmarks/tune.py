@@ -2,7 +2,8 @@
 
     python benchmarks/tune.py                      simulated tunings, on all noises and machines of benchmarks/duel.py
     python benchmarks/tune.py --tunings 5 --results build/tune.jsonl     small, and resumed where it was broken off
-    python benchmarks/tune.py --real FOLDER --max-time 20m       the planted scripts of benchmarks/tuned/, tuned here
+    python benchmarks/tune.py --real FOLDER --max-time 20m       the planted scripts of benchmarks/tuned/, tuned here,
+                                                                 each until its planted gain is proved
     python benchmarks/tune.py --cheats FOLDER      an honest script against cheating versions, in duels with the referee
 
 Simulated: the course of `launcher.tune.tune`, with every duel judged by the product's own rule on the noise of real
@@ -14,6 +15,7 @@ import argparse
 import ast
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -207,39 +209,51 @@ def planted(script: Path) -> tuple[str, ...]:
     return tuple(re.findall(r"`([^`]+)`", text)) if text.startswith("Planted") else ()
 
 
-def launch(place: Path, script: Path, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run `launch` in the folder `place` with a copy of a script."""
+def start(place: Path, script: Path, words: Sequence[str]) -> subprocess.Popen[str]:
+    """Start `launch` in the folder `place` with a copy of a script; its messages go to `messages` there."""
     place.mkdir(parents=True, exist_ok=True)
     (place / script.name).write_bytes(script.read_bytes())
     command = [sys.executable, "-m", "launcher", *words]
-    return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    with (place / "messages").open("w") as messages:
+        return subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=messages, text=True)
+
+
+def is_cure(row: Mapping[str, Any], cures: Sequence[str]) -> bool:
+    """Is a row of a tuning's output a proved gain by one of these changes?"""
+    return row.get("decision") == "accepted" and any(row["change"].startswith(cure) for cure in cures)
 
 
 def real(folder: Path, names: Sequence[str], max_time: str) -> None:
-    """Tune each script of `SCRIPTS` here. Print its exit code and what was accepted, and in the end the sums."""
+    """Tune each script of `SCRIPTS` here. Print its exit code and what was accepted, and in the end the sums.
+
+    A tuning is interrupted once a planted gain is proved, because the rest of it says nothing about that gain.
+    """
     sums = Counter[str]()
     for script in sorted(SCRIPTS.glob("*.py")):
         if names and script.stem not in names:
             continue
         cures, began_s = planted(script), time.monotonic()
         words = ("tune", "--cpu", "--format", "json", "--max-time", max_time, "--", script.name)
-        done = launch(folder / script.stem, script, words)
-        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        rows = list[dict[str, Any]]()
+        with start(folder / script.stem, script, words) as process:
+            for line in process.stdout or ():
+                rows.append(json.loads(line))
+                if is_cure(rows[-1], cures):
+                    process.send_signal(signal.SIGINT)
         kept = [row for row in rows if row.get("decision") == "accepted" and row["change"] != ALL]
-        accepted = [row["change"] for row in kept]
-        is_found = any(change.startswith(cure) for change in accepted for cure in cures)
+        is_found = any(is_cure(row, cures) for row in rows)
         runs = sum(row.get("runs") or 0 for row in rows)
-        sums.update(planted=bool(cures), found=is_found, runs=runs, other=0 if cures else len(accepted))
-        line = {
+        sums.update(planted=int(bool(cures)), found=int(is_found), runs=runs, other=0 if cures else len(kept))
+        figures = {
             "script": script.stem,
-            "code": done.returncode,
+            "code": process.returncode,
             "planted": cures,
             "found": is_found,
             "accepted": [(row["change"], row.get("gain"), row.get("at_most")) for row in kept],
             "runs": runs,
             "s": round(time.monotonic() - began_s),
         }
-        print(json.dumps(line), flush=True)
+        print(json.dumps(figures), flush=True)
     print(
         f"planted gains found: {sums['found']} of {sums['planted']}; "
         f"changes accepted where there is nothing to gain: {sums['other']}; runs: {sums['runs']}"
@@ -254,12 +268,14 @@ def cheats(folder: Path, names: Sequence[str]) -> None:
             continue
         words = ["duel", "--referee", "--cpu", "--min-seconds", "0.2", "--iterations", "40", "--max-runs", "24"]
         words += ["--max-time", "80s", "--format", "json", "--", script.name, "---", script.name, *version.split()]
-        done = launch(folder / version.replace(" ", "").strip("-"), script, words)
-        ruling = (json.loads(done.stdout) if done.stdout else {}).get("referee") or {"refusals": [done.stderr[-300:]]}
-        refusals = ruling["refusals"]
-        is_refused = done.returncode == REFUSED
+        place = folder / version.replace(" ", "").strip("-")
+        with start(place, script, words) as process:
+            output = process.communicate()[0]
+        ruling = (json.loads(output) if output else {}).get("referee")
+        refusals = ruling["refusals"] if ruling else [(place / "messages").read_text()[-300:]]
+        is_refused = process.returncode == REFUSED
         right.append(reason in "; ".join(refusals) and is_refused if reason else not (refusals or is_refused))
-        line = {"version": version, "code": done.returncode, "right": right[-1], "refusals": refusals}
+        line = {"version": version, "code": process.returncode, "right": right[-1], "refusals": refusals}
         print(json.dumps(line), flush=True)
     print(f"judged rightly: {sum(right)} of {len(right)}")
 
