@@ -100,7 +100,7 @@ class Limits:
             and KNOWN_AFTER <= quadruples < LEAST_QUADRUPLES
             and quadruple_s * LEAST_QUADRUPLES > self.max_time_s
         ):
-            least = f"{counted(LEAST_QUADRUPLES, 'quadruple')}, the minimum for a verdict,"
+            least = f"{counted(SEGMENTS * LEAST_QUADRUPLES, 'run')}, the minimum for a verdict,"
             return f"{least} take about {minutes(quadruple_s * LEAST_QUADRUPLES)}, and {allowed} were allowed"
         if elapsed_s + quadruple_s > self.max_time_s:
             return f"the time of {allowed} was used up"

@@ -139,7 +139,7 @@ class DuelState:
     def interval(self) -> str:
         """Interval of B against A in words: `98 %: -0.4 % to +0.6 %`."""
         if self.low is None or self.high is None:
-            return f"no interval before {counted(least_quadruples(1 - self.level), 'quadruple')}"
+            return f"no interval before {counted(SEGMENTS * least_quadruples(1 - self.level), 'run')}"
         return f"{percent(self.level)}: {signed_percent(self.low - 1)} to {signed_percent(self.high - 1)}"
 
     @property
@@ -161,7 +161,7 @@ class DuelState:
 
     @property
     def _verdict_text(self) -> str:
-        after = f"after {counted(self.quadruples, 'quadruple')}"
+        after = f"after {counted(SEGMENTS * self.quadruples, 'run')}"
         match self.verdict:
             case None:
                 return f"undecided {after} ({self.against})"
@@ -171,13 +171,13 @@ class DuelState:
                 less_or_more = "longer" if self.ratio > 1 else "less time"
                 return f"B takes {percent(abs(self.ratio - 1))} {less_or_more} than A ({self.interval}), {after}"
         if self.spread is None:
-            return f"{self.ended} before a quadruple was complete"
+            return f"{self.ended} before {SEGMENTS} runs were complete"
         noise = f"runs of the same side differ by {percent(self.spread)}"
         # Estimates from few quadruples differ by a factor.
-        rounded = round(self.expected, 1 - len(str(self.expected))) if self.expected else 0
-        about = f"; about {counted(rounded, 'quadruple')} more would decide it" if rounded else ""
+        rounded = SEGMENTS * round(self.expected, 1 - len(str(self.expected))) if self.expected else 0
+        about = f"; about {rounded} more runs would decide it" if rounded else ""
         if self.fewest and not rounded:
-            about = f"; more than {counted(MOST_EXPECTED, 'quadruple')} would be needed"
+            about = f"; more than {SEGMENTS * MOST_EXPECTED} runs would be needed"
         return f"{self.ended} {after} ({self.against}); {noise}{about}"
 
 

@@ -64,7 +64,7 @@ class Plan:
             (
                 "takes",
                 (
-                    f"{least} or more, in quadruples (ABBA or BAAB, chosen at random); at most "
+                    f"{least} or more, four at a time (ABBA or BAAB, chosen at random); at most "
                     f"{minutes(self.limits.max_time_s)}{limit}"
                 ),
             ),
@@ -238,7 +238,7 @@ class Result:
         ]
         facts = [
             state.against,
-            f"{counted(state.quadruples, 'quadruple')} in {duration(outcome.elapsed_s)}",
+            f"{counted(SEGMENTS * state.quadruples, 'run')} in {duration(outcome.elapsed_s)}",
             *self._machine_facts(),
             *([f"losses: {self.losses.text}"] if self.losses else []),
             *([] if outcome.interrupted else [f"exit code {self.exit_code}"]),

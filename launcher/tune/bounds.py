@@ -15,6 +15,8 @@ from workload.contract.record import Record
 LEAST_REST = 1e-6
 # Of the time beyond the roof, one change removes this part if it goes well: most of it are calls, caches and copies.
 LIKELY_FROM_ROOF = 0.2
+# Another number of threads: more threads than CPUs wait for each other in turn; fewer than the CPUs seldom help.
+LIKELY_FROM_SURPLUS_THREADS, LIKELY_FROM_FEWER_THREADS = 0.5, 0.1
 
 
 def bound_of(
@@ -54,8 +56,16 @@ def _parts(change: Change, run: Record, from_roof: float) -> list[float | None]:
         # The ceiling was measured with the script's own number of threads, so it bounds no other number.
         is_bound = from_roof < 1 or change.row.name != "torch.set_num_threads"
         beyond = _beyond_the_roof(change, run) if is_bound else None
-        parts.append(None if beyond is None else from_roof * beyond)
+        part = from_roof if from_roof == 1 or change.row.name != "torch.set_num_threads" else _likely_part(run)
+        parts.append(None if beyond is None else part * beyond)
     return parts
+
+
+def _likely_part(run: Record) -> float:
+    """Part of the time beyond the roof that another number of threads is expected to remove."""
+    host, threads = run.environment.host, run.environment.device.threads or 0
+    is_surplus = threads > ((host and host.cpus_allowed) or threads)
+    return LIKELY_FROM_SURPLUS_THREADS if is_surplus else LIKELY_FROM_FEWER_THREADS
 
 
 def _optimizer_share(run: Record, steps: Sequence[dict[str, str]]) -> float | None:

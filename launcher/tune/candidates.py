@@ -247,10 +247,10 @@ def _of_step(row: Row, run: Record, folder: Path) -> list[str]:
 
 
 def _threads(run: Record) -> list[str]:
-    """Numbers of threads to try: one for each CPU, one for each core, and one fewer than now."""
+    """Numbers of threads to try: one for each CPU, one for each core, and one fewer than now or than CPUs."""
     host, now = run.environment.host, int(run.environment.device.threads or 0)
     cpus, cores = ((host and host.cpus_allowed) or now), ((host and host.physical_cores) or now)
-    values = dict.fromkeys(int(value) for value in (cpus, min(cores, cpus), now - 1))
+    values = dict.fromkeys(int(value) for value in (cpus, min(cores, cpus), min(now, cpus) - 1))
     return [str(value) for value in values if value not in (0, now)]
 
 

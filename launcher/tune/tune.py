@@ -22,6 +22,7 @@ logarithm of the level is larger.
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -34,8 +35,11 @@ from workload.contract.errors import InterruptedRunError
 from workload.contract.record import Record
 from workload.contract.text import duration, minutes, percent
 
-# A duel may take at most this part of the time that is left for trials, so that one close call cannot use it up.
+# A duel may take at most this part of the time that is left for several trials, so that one close call cannot use it
+# up. A duel that is open then goes on once, after the first duels of the others.
 MOST_OF_TIME = 0.5
+# Most duels of one change in a session.
+MOST_DUELS = 2
 # Less than this chance of an error is left for no trial.
 LEAST_WEALTH = 1e-4
 ALL = "all of these together"
@@ -111,19 +115,23 @@ class Tuning:
     now: Callable[[], float] = time.monotonic
     interrupted: InterruptedRunError | None = None
     why_ended: str = ""
-    # Changes whose duel in this session ended without a decision.
-    _left_open: set[str] = field(default_factory=set)
+    # How often the duel of a change in this session ended without a decision.
+    _left_open: Counter[str] = field(default_factory=Counter)
     _began_s: float = 0.0
 
     def run(self) -> Iterator[Row]:
         """Try one change after the other; yields the row of each as soon as its duel has decided.
 
-        Rows of changes that an earlier session has decided come first.
+        Rows of changes that an earlier session has decided come first, those that stay undecided after the others.
         """
         self._began_s = self.now()
         yield from (row_of(trial) for trial in self._decided())
         while (trial := self._next()) is not None:
-            yield row_of(trial)
+            if trial.decision is not Decision.OPEN:
+                yield row_of(trial)
+        is_decided = {trial.change for trial in self._decided()}
+        left_open = {trial.change: trial for trial in self.evidence.trials if not trial.is_final}
+        yield from (row_of(trial) for change, trial in left_open.items() if change not in is_decided)
         yield from self._not_tried()
         if len(self.base.candidates) > 1 and not self.interrupted:
             yield self._final()
@@ -135,30 +143,30 @@ class Tuning:
 
     def _next(self) -> Trial | None:
         """Fight for the undecided candidate with the largest likely gain; None if there is none, or no time."""
-        done = self._left_open | {trial.change for trial in self._decided()}
-        left = [candidate for candidate in self._worth_it() if candidate.text not in done]
-        if not left or self.interrupted:
-            return None
-        # The final trial takes time too.
-        candidate, base = left[0], self.base.candidates
-        known, wealth = self._begun(candidate, base), self.evidence.wealth
-        if not known and wealth < LEAST_WEALTH:
-            self.why_ended = f"earlier changes have used up the {percent(ERROR)} of errors"
-            return None
-        trial = known or self._new(candidate, base, planned=self._planned(len(left) + 1))
-        least_s = self._least_s(trial.error)
-        final_s = self._least_s(max(wealth, trial.error)) if base else 0.0
-        left_s = self._left_s() - final_s
-        if left_s < least_s:
-            self.why_ended = self._too_short(least_s, final_s)
-            return None
-        share_s = left_s if len(left) == 1 else max(MOST_OF_TIME * left_s, least_s)
-        fought = self._fight(trial, base, with_candidate(base, candidate), share_s)
-        if fought.trial.decision is Decision.ACCEPTED and fought.base:
-            self.base = fought.base
-        elif fought.trial.decision is Decision.OPEN:
-            self._left_open.add(candidate.text)
-        return fought.trial
+        done, often = {trial.change for trial in self._decided()}, self._left_open
+        left = [each for each in self._worth_it() if each.text not in done and often[each.text] < MOST_DUELS]
+        base, self.why_ended = self.base.candidates, ""
+        for candidate in sorted(left, key=lambda each: often[each.text]) if not self.interrupted else ():
+            known = self._begun(candidate, base)
+            if not known and self.evidence.wealth < LEAST_WEALTH:
+                self.why_ended = f"earlier changes have used up the {percent(ERROR)} of errors"
+                continue
+            planned = self._planned(len(left) + 1)
+            trial = known or self._new(candidate, base, planned=planned)
+            # The final trial takes time too.
+            least_s, final_s = self._least_s(trial), self._least_s(error=max(self.evidence.wealth, trial.error))
+            left_s = self._left_s() - (final_s if base else 0.0)
+            if left_s < least_s:
+                self.why_ended = self._too_short(least_s, final_s if base else 0.0)
+                continue
+            share_s = left_s if planned == 1 or often[candidate.text] else max(MOST_OF_TIME * left_s, least_s)
+            fought = self._fight(trial, base, with_candidate(base, candidate), share_s)
+            if fought.trial.decision is Decision.ACCEPTED and fought.base:
+                self.base = fought.base
+            elif fought.trial.decision is Decision.OPEN:
+                often[candidate.text] += 1
+            return fought.trial
+        return None
 
     def _worth_it(self) -> list[Candidate]:
         """Candidates that may reach the margin: those that the user named, then by likely gain, then the others."""
@@ -209,14 +217,15 @@ class Tuning:
     def _left_s(self) -> float:
         return self.max_time_s - self.spent_s - (self.now() - self._began_s)
 
-    def _least_s(self, error: float) -> float:
-        """Estimated seconds of the fewest runs that decide a trial with this chance of an error."""
-        return least_quadruples(2 * error) * SEGMENTS * self.duels.run_s
+    def _least_s(self, trial: Trial | None = None, *, error: float = 0.0) -> float:
+        """Estimated seconds of the fewest runs that decide a trial, or one with this chance of an error."""
+        runs = least_quadruples(2 * (trial.error if trial else error)) * SEGMENTS - (len(trial.bundles) if trial else 0)
+        return max(runs, SEGMENTS) * self.duels.run_s
 
     def _planned(self, wished: int) -> int:
         """Number of trials that there is time for, at most `wished`: the fewer they are, the fewer runs each needs."""
         wealth, left_s = self.evidence.wealth, self._left_s()
-        return max((n for n in range(1, wished + 1) if n * self._least_s(wealth / n) <= left_s), default=1)
+        return max((n for n in range(1, wished + 1) if n * self._least_s(error=wealth / n) <= left_s), default=1)
 
     def _too_short(self, least_s: float, final_s: float = 0.0) -> str:
         left = duration(max(0.0, self._left_s()))
@@ -242,7 +251,7 @@ class Tuning:
         if known and known.decision is not Decision.OPEN:
             return row_of(known)
         trial = known or self._new(together, (), planned=1, is_final=True)
-        if self._left_s() < (least_s := self._least_s(trial.error)):
+        if self._left_s() < (least_s := self._least_s(trial)):
             self.why_ended = self._too_short(least_s)
             return Row(text=ALL, why_not=self.why_ended, is_open=True)
         return row_of(self._fight(trial, (), self.base.candidates, self._left_s()).trial)

@@ -129,7 +129,7 @@ def test_a_duel_ends_as_soon_as_it_is_decided(effect: float, verdict: DuelVerdic
     assert (outcome.state.quadruples, len(outcome.segments), outcome.elapsed_s) == (6, 24, 120.0)
     assert {machine.order[start : start + 4] for start in range(0, 24, 4)} == {"ABBA", "BAAB"}
     assert len(machine.heard) == 6
-    assert machine.heard[0].startswith("undecided after 1 quadruple")
+    assert machine.heard[0].startswith("undecided after 4 runs")
 
 
 def test_each_quadruple_has_a_start_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,7 +224,7 @@ def test_no_winner_where_only_the_busy_runs_tell() -> None:
     late = judge(on_busy(made, range(3)))
     assert (late.verdict, late.busy, late.withheld) == (DuelVerdict.SLOWER, 3, None)
     assert late.quadruples == judge(made).quadruples + 3
-    assert late.reason.endswith("after 9 quadruples; 3 of 36 runs on a busy machine")
+    assert late.reason.endswith("after 36 runs; 3 of 36 runs on a busy machine")
     # Without any there is no winner, and the duel ends undecided.
     never = judge(on_busy(made, range(20)), ended="60 s are over")
     assert (never.verdict, never.withheld, never.busy) == (DuelVerdict.NOT_DECIDABLE, DuelVerdict.SLOWER, 20)
@@ -251,7 +251,7 @@ def test_segments_without_a_time_alone_leave_nothing(seconds: float) -> None:
     state = judge(constant("ABBA" * 6, 0.01, seconds), ended="60 s are over")
 
     assert (state.left_out, state.quadruples, state.ratio, state.low) == (6, 0, None, None)
-    assert state.reason == "60 s are over before a quadruple was complete"
+    assert state.reason == "60 s are over before 4 runs were complete"
 
 
 def test_extreme_times_have_a_verdict() -> None:

@@ -11,7 +11,7 @@ from launcher.tune.candidates import Candidate
 from launcher.tune.evidence import ERROR, Decision, Evidence, Trial
 from launcher.tune.tune import ALL, Base, Fought, Row, Tuning
 
-YES, NO, BAD = Decision.ACCEPTED, Decision.BELOW, Decision.FAILED
+YES, NO, BAD, OPEN = Decision.ACCEPTED, Decision.BELOW, Decision.FAILED, Decision.OPEN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,10 @@ class Fights:
     run_s: float = 100 / 28
     clock_s: float = 0.0
     fought: list[tuple[str, tuple[str, ...], tuple[str, ...], float]] = field(default_factory=list)
+    allowed_s: list[float] = field(default_factory=list)
 
     def fight(self, trial: Trial, a: Sequence[Candidate], b: Sequence[Candidate], *, max_time_s: float) -> Fought:
-        del max_time_s
+        self.allowed_s.append(max_time_s)
         self.clock_s += 100.0
         name = ALL if trial.is_final else trial.change
         self.fought.append((name, *(tuple(each.text for each in side) for side in (a, b)), trial.error))
@@ -120,6 +121,25 @@ def test_levels_are_larger_if_there_is_no_time_for_all_changes() -> None:
     list(tuning(fights, A, B, C, max_time_s=300).run())
 
     assert fights.fought[0][3] == pytest.approx(0.05 / 3)
+
+
+def test_open_duel_goes_on_once_after_the_others_with_the_time_that_is_left() -> None:
+    fights = Fights({"a": NO, "b": OPEN})
+
+    rows = list(tuning(fights, A, B, max_time_s=1000).run())
+
+    assert [each[0] for each in fights.fought] == ["b", "a", "b"]
+    assert fights.fought[2][3] == fights.fought[0][3]
+    assert fights.allowed_s == [500, 450, 800]
+    assert decided(rows) == [("a", NO), ("b", OPEN)]
+
+
+def test_only_duel_that_there_is_time_for_gets_all_of_the_time() -> None:
+    fights = Fights({"a": NO, "b": NO})
+
+    list(tuning(fights, A, B, max_time_s=120).run())
+
+    assert (fights.allowed_s, fights.fought[0][3]) == ([120], 0.05)
 
 
 @pytest.mark.parametrize(
