@@ -86,6 +86,10 @@ def load_folders(folders: Sequence[Path], *, verify: bool = False) -> Tables:
     looked_at = [load_bundles(_require_folder(folder), verify=verify) for folder in folders]
     table, repeated = _without_repeats(pa.concat_tables([rows for rows, _ in looked_at]))
     problems = [*(problem for _, more in looked_at for problem in more), *repeated]
+    # A tuning runs the script with other seeds to see how far losses differ: no setting to compare its speed with.
+    are_seeds = pc.fill_null(pc.match_substring(table["change"], "seeds("), fill_value=False)
+    if pc.any(are_seeds).as_py() and not pc.all(are_seeds).as_py():
+        table = table.filter(pc.invert(are_seeds))
     if not table.num_rows:
         raise _nothing(folders, problems)
     problems += [
