@@ -76,7 +76,7 @@ def _measured_rows(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     yield from ((name, text) for name, text in told if text)
     for index, line in enumerate(_limits([record.bound or NO_BOUND for record in records])):
         yield "limited by" if index == 0 else "", line
-    if scaling := _scaling([record for record in records if record.ranks]):
+    if scaling := _scaling(records):
         yield "scaling", scaling
     if busy := busy_sentence([record.bound.busy if record.bound else None for record in records]):
         yield "busy", busy
@@ -136,13 +136,11 @@ def _scaling(records: Sequence[Record]) -> str:
     medians = {name: median(each[name] for each in shares) for name in (shares[0] if shares else ())}
     slowest = {each.slowest for each in ranks}
     named = slowest.pop() if len(slowest) == 1 else None
-    kinds = (
-        communication(record.ranks, record.ceilings and record.ceilings.links) for record in records if record.ranks
-    )
+    links = [record.ceilings.links if record.ceilings else None for record in records if record.ranks]
     return limit_sentence(
         medians,
         None if named is None else f"{named:g}",
-        longest=next(kinds, None),
+        longest=next(map(communication, ranks, links), None),
         is_alone=all(map(is_alone_slow, ranks)),
     )
 
