@@ -253,7 +253,7 @@ class Collectives:
         else:
             self.beside[self._clock.stream()] = begun.kind
 
-    def follow(self, begun: Begun, work: distributed.Work) -> Begun:  # type: ignore[name-defined]
+    def follow(self, begun: Begun, work: distributed.Work) -> Begun:
         """Mark the end of a collective that goes on beside the script's own work; returns it, for `waited`."""
         own = Begun(begun.kind, begun.mark)
 

@@ -371,7 +371,7 @@ class CollectiveHooks:
         self._hooks: WeakKeyDictionary[Any, list[Hook]] = WeakKeyDictionary()
         # Collectives that go on beside the script's own work, by their torch.distributed.Work.
         self._works: WeakKeyDictionary[Any, Begun] = WeakKeyDictionary()
-        self._work: type = object
+        self._work: Any = object
         self._is_inside = False
         # Kind of the functional collective that was begun last.
         self._functional: Collective | None = None
@@ -386,7 +386,7 @@ class CollectiveHooks:
         inner = torch.distributed.distributed_c10d
         self._all_reduce, self._is_compiling = inner.all_reduce, torch.compiler.is_compiling
         self._wrap_functions(inner, torch.distributed)
-        self._observe_waits(torch.distributed.Work)  # type: ignore[attr-defined]
+        self._observe_waits(torch.distributed.Work)
         self._observe_streams(torch.cuda.Stream)
         self._observe_parallel(torch.nn.parallel.DistributedDataParallel)
         _refuse_spawning(refuse)
@@ -472,7 +472,8 @@ class CollectiveHooks:
 
     def _follow(self, receiver: Collectives, begun: Begun, result: Any) -> None:
         """Mark the end of a collective, or follow each `Work` in its `result`, which goes on after the call."""
-        works = [each for each in (result if isinstance(result, list) else [result]) if type(each) is self._work]
+        results: list[Any] = result if isinstance(result, list) else [result]
+        works = [each for each in results if type(each) is self._work]
         if not works:
             receiver.finish(begun)
         for work in works:
@@ -512,11 +513,11 @@ class CollectiveHooks:
         def wait_and_mark(stream: Any, event: Any) -> None:
             receiver, awaited = self.receiver, getattr(event, EVENT_KIND, None)
             if receiver is None or awaited is None or stream != receiver.home or not receiver.is_home():
-                return wait(stream, event)
+                wait(stream, event)
+                return
             since = receiver.mark()
             wait(stream, event)
             receiver.waited_for_stream(awaited, since)
-            return None
 
         kind.record_event, kind.wait_event = record_and_tell, wait_and_mark
 

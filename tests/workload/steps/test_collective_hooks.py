@@ -19,7 +19,7 @@ class SteppedClock(HostClock):
 
     def __init__(self) -> None:
         self.now_s, self.current = 0.0, "home"
-        self.mark = lambda: self.now_s  # type: ignore[misc]
+        self.mark = lambda: self.now_s
 
     def passed(self, mark: float) -> bool:
         return mark <= self.now_s
