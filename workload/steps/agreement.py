@@ -18,6 +18,8 @@ from enum import StrEnum
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torch import Tensor
+
 from workload.contract.errors import LostRankError, RooflaunchError, RunFailedError, UsageError
 from workload.contract.ranks import Collective
 from workload.contract.spec import Device
@@ -432,7 +434,7 @@ class CollectiveHooks:
 
         `is_functional`: the collective goes on until `wait_tensor` is called with its result.
         """
-        size = size or largest_bytes
+        size, is_message = size or largest_bytes, kind is Collective.POINT_TO_POINT
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -441,7 +443,7 @@ class CollectiveHooks:
                 return original(*args, **kwargs)
             self._is_inside = True
             # Ranks send and receive different numbers of messages.
-            self.begun += kind is not Collective.POINT_TO_POINT
+            self.begun += not is_message
             receiver = self.receiver
             try:
                 if receiver is None:
@@ -451,8 +453,8 @@ class CollectiveHooks:
                     result = original(*args, **kwargs)
                     receiver.begin(kind, 1, size(*args, result))
                     return result
-                is_batch = kind is Collective.POINT_TO_POINT and bool(args) and isinstance(args[0], list)
-                begun = receiver.begin(kind, len(args[0]) if is_batch else 1, size(*args, **kwargs))
+                number = len(args[0]) if is_message and args and isinstance(args[0], list) else 1
+                begun = receiver.begin(kind, number, size(*args, **kwargs))
                 result = original(*args, **kwargs)
                 self._follow(receiver, begun, result)
                 return result
@@ -578,12 +580,15 @@ class CollectiveHooks:
 
 def largest_bytes(*args: Any, **kwargs: Any) -> int:
     """Total size of the tensors in that argument of a collective which has most: its input or its output."""
-    sizes = [0]
+    largest = 0
     for value in (*args, *kwargs.values()):
-        tensors = value if isinstance(value, list | tuple) else (value,)
-        # A `P2POp` holds a tensor.
-        sizes.append(sum(getattr(getattr(each, "tensor", each), "nbytes", 0) for each in tensors))
-    return max(sizes)
+        if isinstance(value, Tensor):
+            largest = max(largest, value.nbytes)
+        elif isinstance(value, list | tuple):
+            # A `P2POp` holds a tensor.
+            tensors = (each if isinstance(each, Tensor) else getattr(each, "tensor", None) for each in value)
+            largest = max(largest, sum(each.nbytes for each in tensors if isinstance(each, Tensor)))
+    return largest
 
 
 def _refuse_spawning(refuse: Callable[[UsageError], None]) -> None:
