@@ -115,7 +115,7 @@ SCRIPTS = {
 def test_collectives_of_unmodified_scripts(name: str, tmp_path: Path) -> None:
     model, step, expected = SCRIPTS[name]
     text = FRAME.format(model=model, step=step)
-    ended(started(tmp_path, text, options=("--iterations", "6")))
+    ended(started(tmp_path, text, options=("--iterations", "6", *(["--ceilings"] if name == "own" else []))))
     record = bundle_in(tmp_path).record
     ranks = record.ranks
     assert ranks is not None
@@ -127,4 +127,9 @@ def test_collectives_of_unmodified_scripts(name: str, tmp_path: Path) -> None:
     assert not [note for note in record.notes or () if "collective" in note]
     if name == "own":
         assert min(ranks.hidden_s or ()) < 0.04, "a collective of 4 kB ends long before the sleep"
+        assert record.ceilings is not None
+        assert record.ceilings.compute("fp32") is not None
+        links = record.ceilings.links or ()
+        assert {link.kind: link.ranks for link in links} == {"all_reduce": None, "point_to_point": (0, 1)}
+        assert all((link.p5 or 0) <= (link.bytes_per_s or 0) <= (link.p95 or 0) for link in links)
         assert (ranks.kinds["broadcast"].exposed_s or (0,))[0] == pytest.approx(0.02, abs=0.01)
