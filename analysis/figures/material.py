@@ -9,11 +9,21 @@ import pandas as pd
 
 from analysis.figures import labels, style
 from analysis.loading import units
-from analysis.loading.configurations import CONFIGURATION, FIGURES, SOFTWARE, Group, completed, group, measured, shown
+from analysis.loading.configurations import (
+    CONFIGURATION,
+    FIGURES,
+    NUMBERS,
+    SOFTWARE,
+    Group,
+    completed,
+    group,
+    measured,
+    shown,
+    together,
+)
 from analysis.loading.tables import Tables, cells, joined
 from analysis.statistics.samples import over_runs
 from workload.contract.record import Status
-from workload.contract.text import counted
 
 # Upper limit of plausible figures: ten million times what all computers of the world do per second, in FLOP or bytes.
 LARGEST = 1e30
@@ -21,7 +31,7 @@ LARGEST = 1e30
 TASK = ("model", "image_size", "dataset")
 # Columns of `measured`: names, facts of the configuration, its figures by `Group.figures`, and others.
 NAMES = ("env", "task", "variant", "place", "device_name", "device_type")
-FACTS = ("model", "batch_size", "precision", "unit", "devices")
+FACTS = ("model", "batch_size", "precision", "unit", *NUMBERS)
 MEDIANS = ("train_flop_per_image", "train_flop_per_step", "usd_per_h", "peak_memory_bytes", "mfu", "hfu")
 MEASURED_COLUMNS = (*NAMES, "series", *FACTS, *FIGURES, "flop_per_s", *MEDIANS, "mfu_peak", "bound_why", "run_ids")
 
@@ -182,11 +192,11 @@ def by_speed(every: pd.DataFrame, table: pd.DataFrame, column: str) -> list[str]
 
 
 def _variants(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Precision of each run, its number of devices if above 1, and the facts that differ between runs of its model.
+    """Precision of each run, machines and devices that train together, and facts that differ between runs of its model.
 
     Of scripts, the arguments are named, and no fact that each script alone decides.
     """
-    columns = [name for name in CONFIGURATION if name not in (*TASK, "batch_size", "precision", "devices", "script")]
+    columns = [name for name in CONFIGURATION if name not in (*TASK, "batch_size", "precision", *NUMBERS, "script")]
     arguments, values = labels.arguments(facts), labels.known_values(facts, "model", columns)
     of_script = defaultdict[tuple[Any, str, Any], set[Any]](set)
     for run in facts:
@@ -199,7 +209,7 @@ def _variants(facts: Sequence[Mapping[str, Any]]) -> list[str]:
         varying = [name for name in columns if len(values[run["model"]][name]) > 1]
         kept = [name for name in varying if text is None or (run["model"], name) in undecided]
         parts = [run["precision"] or "unknown precision"]
-        parts += [counted(int(run["devices"]), "device")] if (run["devices"] or 1) > 1 else []
+        parts += filter(None, [together(run)])
         parts += [*([text] if text else []), *(shown(name, run[name]) for name in kept)]
         variants.append(", ".join(map(labels.shown, parts)))
     return variants

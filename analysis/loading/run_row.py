@@ -23,7 +23,8 @@ DERIVED: Mapping[str, Kind] = {
     "path": Kind.TEXT,
     "kernels_file": Kind.TEXT,
     "imported": Kind.FLAG,
-    # Devices that train together. Other figures of a run are those of its first device.
+    # Machines, and devices of each, that train together. Other figures of a run are those of its first device.
+    "machines": Kind.NUMBER,
     "devices": Kind.NUMBER,
     "all_images_per_s": Kind.NUMBER,
     # Shares of a step in which devices wait, and the largest of them, in words.
@@ -158,7 +159,7 @@ def _derived(run: Record) -> dict[str, Any]:
     region, zone = cloud.region, cloud.zone
     images, wall_s = run.timing.images, run.timing.measured_s
     images_per_s = images / wall_s if images and wall_s and wall_s > 0 else None
-    devices = float(run.spec.devices or 1)
+    machines, devices = float(run.spec.machines or 1), float(run.spec.devices or 1)
     spent, rates, used = Spent.of(run), run.profile.throughput, utilization.of(run)
     own, (samples, epoch_images) = run.spec.samples, epoch_of(run)
     return {
@@ -167,8 +168,9 @@ def _derived(run: Record) -> dict[str, Any]:
         **_waits(run.ranks or Ranks()),
         # Images over wall time, never a mean of rates.
         "images_per_s": images_per_s,
+        "machines": machines,
         "devices": devices,
-        "all_images_per_s": images_per_s if devices == 1 else run.ranks and _float(run.ranks.images_per_s),
+        "all_images_per_s": images_per_s if machines * devices == 1 else run.ranks and _float(run.ranks.images_per_s),
         "ceiling_flop_per_s": _float(verdict.compute_roof_per_s(run)),
         "peak_flop_per_s": verdict.peak_flop_per_s(run),
         "tf32_instead_flop_per_s": verdict.tf32_instead(run),

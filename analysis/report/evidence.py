@@ -15,7 +15,7 @@ from analysis.figures import Figure, material, registry
 from analysis.figures.material import Material
 from analysis.kernels import kernel_points
 from analysis.loading.cases import Case, OfRuns, arguments_in, cases, with_arguments
-from analysis.loading.configurations import ARGUMENT, CONFIGURATION, measured
+from analysis.loading.configurations import ARGUMENT, CONFIGURATION, NUMBERS, measured
 from analysis.loading.index import Problem
 from analysis.loading.tables import Tables
 from analysis.loading.tables import rows as rows_of
@@ -32,9 +32,9 @@ from workload.contract.spec import Device, Profile, arguments
 from workload.contract.text import printable
 
 # Facts that a contrast may be about. Settings and places are compared among all runs; another model or unit is another
-# task, and numbers of devices have a section of their own. Zone, hypervisor, backend and runtime are compared among the
+# task, and numbers of machines and devices have a section of their own. Zone, hypervisor, backend and runtime are compared among the
 # runs of one device.
-SETTINGS = tuple(fact for fact in CONFIGURATION if fact not in ("model", "unit", "devices"))
+SETTINGS = tuple(fact for fact in CONFIGURATION if fact not in ("model", "unit", *NUMBERS))
 PLACEMENT = ("zone", "hypervisor", "backend", "runtime")
 
 

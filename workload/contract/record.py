@@ -121,6 +121,7 @@ class Spec:
     warmup: Number = column()
     iterations: Number = column()
     min_seconds: Number = None
+    machines: Number = None
     devices: Number = None
     repeats: Number = None
     profile: Text = None
