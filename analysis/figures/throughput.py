@@ -148,7 +148,7 @@ def scaling(material: Material, table: pd.DataFrame) -> Drawing:
 
 
 def over_devices(material: Material, table: pd.DataFrame) -> Drawing:
-    """Chart of efficiency (rows of `scaling`) over the number of devices or machines; at 1, N are N times as fast as one.
+    """Chart of efficiency (rows of `scaling`) over the number of devices or machines; at 1, N are N times as fast.
 
     `table` also has `setting`: configuration without this number, which is `number`.
     """

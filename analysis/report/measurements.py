@@ -254,11 +254,12 @@ SCALING = (
     *facts(limit="limits scaling", why="why no interval", note="note"),
 )
 EXPLANATION = (
-    "Efficiency is the throughput of each device over that of one device alone, or of several machines over that of one "
-    "machine, at the same batch size and threads per device. A rank is the process of one device. Waits are shares of a step, averaged over the ranks. Collectives: "
-    "all gradients of a rank are computed, and it still exchanges them; this is the wait of the rank that waits least. "
-    "The other ranks wait longer, for slower ranks. Input: a rank waits for its next batch. Devices also share memory, "
-    "power and cooling, which slows each of them without a wait."
+    "Efficiency is the throughput of each device over that of one device alone, at the same batch size and threads per "
+    "device; of several machines, over that of a device of one machine. A rank is the process of one device. Waits are "
+    "shares of a step, averaged over the ranks. Collectives: all gradients of a rank are computed, and it still "
+    "exchanges them; this is the wait of the rank that waits least. The other ranks wait longer, for slower ranks. "
+    "Input: a rank waits for its next batch. Devices also share memory, power and cooling, which slows each of them "
+    "without a wait."
 )
 
 

@@ -8,13 +8,14 @@ import pytest
 from test_compare_blocks import in_blocks
 
 import analysis
-from analysis.compare import of_pairs, scaling
+from analysis.compare import of_pairs
 from analysis.figures import registry
 from analysis.loading.configurations import completed, group, with_usual_batch
 from analysis.loading.tables import rows as rows_of
 from analysis.pairing import pair_up
 from analysis.report.content import Paragraph, Table
 from analysis.report.measurements import scaling as section
+from analysis.scaling import scaling
 from analysis.summary import summarize
 from benchmarks.synthetic_bundles import make
 from tests.analysis.by_hand import results
