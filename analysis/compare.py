@@ -342,8 +342,8 @@ def _name(by: str, side: Side) -> str:
 def _gain(pair: Pair, by: str, ratio: float | None, interval: Interval | None, level: float) -> dict[str, Any]:
     """Cells on all machines or devices of the right side together, against those of the left side.
 
-    `cost_ratio`: cost of the same work, None if a price is unknown. `gain`: words on the speed-up and this cost; between
-    numbers of machines without prices, on machine-hours, because the machines are alike.
+    `cost_ratio`: cost of the same work, None if a price is unknown. `gain`: words on the speed-up and this cost.
+    Without prices, numbers of machines are compared by machine-hours, because the machines are alike.
     """
     left, right = (side.value for side in pair.sides)
     if by not in NUMBERS or ratio is None or not (left and right):

@@ -46,7 +46,7 @@ class Material:
     `every`: all runs. `measured`: one row per group of poolable runs, columns as in `MEASURED_COLUMNS`. `runs`: the
     runs in `measured`; column `line` is the row number there. `failed`: configurations of which no run completed.
     `points` and `roofs` are tables of `analysis.roofline`, `kernel_points` of `analysis.kernels`, `costs` of
-    `analysis.summary`, `scaling` of `analysis.compare`; `roofs` has only `env`. `unit`: what throughput counts; the
+    `analysis.summary`, `scaling` of `analysis.scaling`; `roofs` has only `env`. `unit`: what throughput counts; the
     word `units` if the runs count different things. `environments`, `tasks` and `variants`: all names, in the order of
     the figures.
     """
