@@ -59,7 +59,8 @@ class UserFacts:
 class ImportedFacts:
     """Facts about an imported run, from the file and from the user; None if unknown.
 
-    `unit`: what batch size and throughput count, if not images.
+    `unit`: what batch size and throughput count, if not images; `ranks`: number of devices that trained together, as if
+    on one machine.
     """
 
     model: str
@@ -71,6 +72,7 @@ class ImportedFacts:
     image_size: int | None = None
     torch: str | None = None
     unit: str | None = None
+    ranks: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +136,7 @@ def new_record(
         batch_size=facts.batch_size,
         precision=facts.precision,
         iterations=measured,
+        devices=facts.ranks,
         dataset=user.dataset,
         image_size=user.image_size or facts.image_size,
         script=ScriptFacts(unit=facts.unit) if facts.unit else None,

@@ -103,8 +103,13 @@ def summary(folder: Path, *, device: str | None, measured_s: float | None) -> Ra
     return replace(known, backend=backend_of(device))
 
 
-def summarized(ranks: Sequence[Mapping[int, RankStep]], measured_s: float | None = None) -> Ranks:
-    """Summary of the measured steps of all ranks. `ranks`: for each rank, its steps by their number."""
+def summarized(
+    ranks: Sequence[Mapping[int, RankStep]], measured_s: float | None = None, *, least: int = LEAST_STEPS
+) -> Ranks:
+    """Summary of the measured steps of all ranks. `ranks`: for each rank, its steps by their number.
+
+    `least`: least number of common steps, at least 2. No rank is the slowest with fewer than `LEAST_STEPS`.
+    """
     common = sorted(set(ranks[0]).intersection(*ranks[1:]))
     images = sum(steps[number].images for steps in ranks for number in common)
     # The wall time of an interrupted run may include a step that not every rank has completed.
@@ -116,12 +121,13 @@ def summarized(ranks: Sequence[Mapping[int, RankStep]], measured_s: float | None
         images_per_s=images / measured_s if measured_s and is_whole else None,
         why=TOO_FEW,
     )
-    if len(common) < LEAST_STEPS:
+    if len(common) < least:
         return known
     if any(steps[number].exposed_s is None for steps in ranks for number in common):
         data_s = [median(steps[number].data_s for number in common) for steps in ranks]
         return replace(known, data_s=data_s, why=UNKNOWN)
-    return _compared(known, [[steps[number] for number in common] for steps in ranks])
+    compared = _compared(known, [[steps[number] for number in common] for steps in ranks])
+    return compared if len(common) >= LEAST_STEPS else replace(compared, slowest=None, why=TOO_FEW)
 
 
 def _compared(known: Ranks, ranks: Sequence[Sequence[RankStep]]) -> Ranks:

@@ -121,8 +121,8 @@ class Spec:
     warmup: Number = column()
     iterations: Number = column()
     min_seconds: Number = None
-    machines: Number = None
     devices: Number = None
+    machines: Number = None
     repeats: Number = None
     profile: Text = None
     profile_steps: Number = None
