@@ -190,10 +190,8 @@ class _Ranks:
         yield f"operators and kernels are those of rank {first} of {self.world}{alone}"
         yield from self.losses
         exposed_s = {rank: _median(steps, "exposed_s") for rank, steps in self.steps.items() if steps}
-        ends = (
-            (min(exposed_s, key=exposed_s.__getitem__), max(exposed_s, key=exposed_s.__getitem__)) if exposed_s else ()
-        )
-        for rank in dict.fromkeys(ends):
+        by_wait = sorted(exposed_s, key=exposed_s.__getitem__)
+        for rank in dict.fromkeys([*by_wait[:1], *by_wait[-1:]]):
             hidden_s = _median(self.steps[rank], "hidden_s")
             if hidden_s + exposed_s[rank] > 0:
                 kinds = sorted({kind for step in self.steps[rank].values() for kind in step.kinds})
@@ -201,10 +199,8 @@ class _Ranks:
                     f"rank {rank} communicates for {seconds(hidden_s, 3)} of a step beside its computation, and for"
                     f" {seconds(exposed_s[rank], 3)} alone ({', '.join(kinds)})"
                 )
-        if found := self.summary():
-            yield from filter(
-                None, [limit_sentence(waits(found), None if found.slowest is None else f"{found.slowest:g}")]
-            )
+        if (found := self.summary()) and (shares := waits(found)):
+            yield limit_sentence(shares, None if found.slowest is None else f"{found.slowest:g}")
 
 
 def _median(steps: Mapping[int, RankStep], name: str) -> float:
