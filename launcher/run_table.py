@@ -9,7 +9,7 @@ from typing import TypeVar
 from workload.contract import allocations, utilization
 from workload.contract.bundle import Bundle
 from workload.contract.invocation import as_typed
-from workload.contract.ranks import Ranks, limit_sentence, waits
+from workload.contract.ranks import communication, is_alone_slow, limit_sentence, waits
 from workload.contract.record import Record, Status, StepSeconds, Verdict
 from workload.contract.record_sections import ProfileResult
 from workload.contract.spent import energy_text, joules_per_image, joules_text, work_rows
@@ -76,7 +76,7 @@ def _measured_rows(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     yield from ((name, text) for name, text in told if text)
     for index, line in enumerate(_limits([record.bound or NO_BOUND for record in records])):
         yield "limited by" if index == 0 else "", line
-    if scaling := _scaling(_known(record.ranks for record in records)):
+    if scaling := _scaling(records):
         yield "scaling", scaling
     if busy := busy_sentence([record.bound.busy if record.bound else None for record in records]):
         yield "busy", busy
@@ -130,12 +130,19 @@ def _of_all(records: Sequence[Record]) -> str:
     return f" on each of {ranks[0].number or 0:g} devices, {_rate(median(rates))} on all{slower}"
 
 
-def _scaling(ranks: Sequence[Ranks]) -> str:
+def _scaling(records: Sequence[Record]) -> str:
+    ranks = _known(record.ranks for record in records)
     shares = [shares for each in ranks if (shares := waits(each))]
     medians = {name: median(each[name] for each in shares) for name in (shares[0] if shares else ())}
     slowest = {each.slowest for each in ranks}
     named = slowest.pop() if len(slowest) == 1 else None
-    return limit_sentence(medians, None if named is None else f"{named:g}")
+    links = [record.ceilings.links if record.ceilings else None for record in records if record.ranks]
+    return limit_sentence(
+        medians,
+        None if named is None else f"{named:g}",
+        longest=next(map(communication, ranks, links), None),
+        is_alone=all(map(is_alone_slow, ranks)),
+    )
 
 
 def _rate(value: float) -> str:

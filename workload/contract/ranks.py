@@ -5,22 +5,28 @@ writes its own times into the bundle's folder `ranks/N`, so that they are kept i
 """
 
 import csv
+import math
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from statistics import fmean, median, quantiles
+from typing import NamedTuple
 
-from workload.contract.fields import Number, Numbers, Share, Text
-from workload.contract.text import percent
+from workload.contract.fields import Number, Numbers, Rate, Share, Text
+from workload.contract.text import percent, si
 
 # Option of a rank: the folder in which it leaves its error for the process that started it.
 NOTES_FLAG = "--rank-notes"
 # Folder in a bundle with a folder for each rank. Rank 0 has its steps in the bundle's own steps.csv.
 FOLDER = "ranks"
 STEPS, COLLECTIVES_FILE = "steps.csv", "collectives.csv"
-COLLECTIVE_COLUMNS = ("step", "hidden_s", "exposed_s")
+# A step has a row for each kind of collective, and a last one for all kinds, without which a kill has cut it off.
+COLLECTIVE_COLUMNS = ("step", "kind", "number", "bytes", "own_s", "hidden_s", "exposed_s")
+ALL_KINDS = "all"
 # Least number of steps for quartiles.
 LEAST_STEPS = 5
 # A smaller difference is not worth a search for its cause, even if it is certain.
@@ -28,9 +34,55 @@ LEAST_SLOWER = 0.05
 MEASURED = "measured"
 TOO_FEW = f"fewer than {LEAST_STEPS} measured steps were completed by all ranks"
 UNKNOWN = (
-    "the script does not use DistributedDataParallel: the time that its ranks wait for each other is unknown, and which"
-    " rank is the slowest"
+    "the script was not seen to begin a collective in its measured steps: the time that its ranks wait for each other"
+    " is unknown, and which rank is the slowest"
 )
+
+
+class Collective(StrEnum):
+    """Kind of a collective: an operation of torch.distributed with other ranks."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    BROADCAST = "broadcast"
+    ALL_TO_ALL = "all_to_all"
+    POINT_TO_POINT = "point_to_point"
+    BARRIER = "barrier"
+    REDUCE = "reduce"
+    GATHER = "gather"
+    SCATTER = "scatter"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkRate:
+    """Rate of a `kind` of collective between the ranks without other work: `bytes` of a tensor over the time.
+
+    `bytes_per_s`: median; `p5`, `p95`: percentiles of the `samples`. `ranks`: the two ranks of the slowest link, which
+    has this rate; None for a collective of all ranks.
+    """
+
+    kind: Text = None
+    bytes: Number = None
+    bytes_per_s: Rate = None
+    p5: Rate = None
+    p95: Rate = None
+    samples: Number = None
+    ranks: Numbers = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindRecord:
+    """Collectives of one kind in a step. Lists have a value for each rank; all values are medians of the steps.
+
+    `bytes`: of the larger of input and output. `own_s`: time in which one was under way, with waits for slower ranks;
+    `exposed_s`: the part in which the rank did nothing else.
+    """
+
+    number: Numbers = None
+    bytes: Numbers = None
+    own_s: Numbers = None
+    exposed_s: Numbers = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +90,9 @@ class Ranks:
     """Processes that trained together. Lists have a value for each rank, in order; times are medians of the steps.
 
     `steps`: measured steps of each rank; `images`: of all ranks in the steps that every rank completed.
-    `images_per_s`: of all ranks. `own_s`: step and wait for data without `exposed_s`. `exposed_s`: time after the last
-    gradient was ready: the wait for collectives, and the division and DDP's copies of the last bucket; `hidden_s`: time
-    of collectives before that.
+    `images_per_s`: of all ranks. `own_s`: step and wait for data without `exposed_s`. `exposed_s`: waits for
+    collectives; for those of DistributedDataParallel the time after the last gradient was ready, with the division and
+    copies of the last bucket. `hidden_s`: time of collectives beside other work. `kinds`: by kind of collective.
     `slower_by`: how much longer than the others the rank with the longest `own_s` takes, as a share of their time;
     `spread`: interquartile range of this share. `slowest`: that rank, if it is slower by more than the spread, else
     None. `why`: why there is no comparison.
@@ -55,10 +107,20 @@ class Ranks:
     data_s: Numbers = None
     hidden_s: Numbers = None
     exposed_s: Numbers = None
+    kinds: Mapping[str, KindRecord] | None = None
     slowest: Number = None
     slower_by: Share = None
     spread: Share = None
     why: Text = None
+
+
+class KindStep(NamedTuple):
+    """Collectives of one kind in one step of a rank; names as in `KindRecord`."""
+
+    number: float = 0.0
+    bytes: float = 0.0
+    own_s: float = 0.0
+    exposed_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +132,7 @@ class RankStep:
     hidden_s: float | None
     exposed_s: float | None
     images: int
+    kinds: Mapping[str, KindStep] = field(default_factory=dict)
 
 
 def is_reported_by_parent(words: Sequence[str]) -> bool:
@@ -148,6 +211,7 @@ def _compared(known: Ranks, ranks: Sequence[Sequence[RankStep]]) -> Ranks:
         data_s=[median(step.data_s for step in steps) for steps in ranks],
         hidden_s=[median(step.hidden_s or 0.0 for step in steps) for steps in ranks],
         exposed_s=[median(step.exposed_s or 0.0 for step in steps) for steps in ranks],
+        kinds=_by_kind(ranks),
         why=None,
         slowest=slowest if slower_by > max(spread, LEAST_SLOWER) else None,
         slower_by=max(0.0, slower_by),
@@ -155,25 +219,52 @@ def _compared(known: Ranks, ranks: Sequence[Sequence[RankStep]]) -> Ranks:
     )
 
 
+def _by_kind(ranks: Sequence[Sequence[RankStep]]) -> dict[str, KindRecord] | None:
+    none = KindStep()
+    seen = {kind for steps in ranks for step in steps for kind in step.kinds}
+    figures = {
+        kind: [
+            [median(column) for column in zip(*(step.kinds.get(kind, none) for step in steps), strict=True)]
+            for steps in ranks
+        ]
+        for kind in Collective
+        if kind in seen
+    }
+    return {
+        kind.value: KindRecord(**dict(zip(KindStep._fields, zip(*rows, strict=True), strict=True)))
+        for kind, rows in figures.items()
+    } or None
+
+
 def _steps_of(folder: Path, place: Path) -> dict[int, RankStep]:
-    """Measured steps of a rank by number, without a step that was cut off by a kill."""
-    collectives = {row["step"]: row for row in complete_rows(place / COLLECTIVES_FILE)}
+    """Measured steps of a rank by number, without a step that was cut off by a kill.
+
+    Their `exposed_s` is None if none of them has a collective: the ranks then wait in a way that is not seen.
+    """
+    collectives: dict[str, dict[str, dict[str, str]]] = defaultdict(dict)
+    for row in complete_rows(place / COLLECTIVES_FILE):
+        collectives[row["step"]][row["kind"]] = row
     steps = complete_rows(folder / STEPS if place.name == "0" else place / STEPS)
     found = {}
     for row in steps:
-        beside = collectives.get(row.get("step", ""))
-        if beside is None or row["phase"] != MEASURED:
+        kinds = collectives.get(row.get("step", ""), {})
+        every = kinds.pop(ALL_KINDS, None)
+        if every is None or row["phase"] != MEASURED:
             continue
-        data_s = float(row["data_s"])
-        hidden_s, exposed_s = (float(text) if (text := beside[name]) else None for name in ("hidden_s", "exposed_s"))
+        data_s, exposed_s = float(row["data_s"]), float(every["exposed_s"])
         found[int(row["step"])] = RankStep(
-            own_s=max(0.0, float(row["step_s"]) + data_s - (exposed_s or 0.0)),
+            own_s=max(0.0, float(row["step_s"]) + data_s - exposed_s),
             data_s=data_s,
-            hidden_s=hidden_s,
+            hidden_s=float(every["hidden_s"]),
             exposed_s=exposed_s,
             images=int(row["images"]),
+            kinds={
+                kind: KindStep(*(float(of_kind[name]) for name in KindStep._fields)) for kind, of_kind in kinds.items()
+            },
         )
-    return found
+    if any(step.kinds for step in found.values()):
+        return found
+    return {number: replace(step, hidden_s=None, exposed_s=None) for number, step in found.items()}
 
 
 def complete_rows(path: Path) -> list[dict[str, str]]:
@@ -209,10 +300,91 @@ def largest_wait(shares: Mapping[str, float]) -> str | None:
     return largest if largest is not None and shares[largest] >= LEAST_SLOWER else None
 
 
-def limit_sentence(shares: Mapping[str, float], slowest: str | None = None) -> str:
-    """Sentence on what limits scaling; "" if the shares are unknown. `slowest`: rank that is slower than the others.
+@dataclass(frozen=True, kw_only=True)
+class Communication:
+    """Kind of collective that the ranks wait for longest. `bytes`: of one rank in a step.
 
-    `shares`: result of `waits`, or medians of such results.
+    `link_share`: rate of these collectives over the measured rate of the link; None if that was not measured.
+    """
+
+    kind: Collective
+    bytes: float
+    link_share: float | None = None
+
+    @property
+    def text(self) -> str:
+        """`all-reduces: 44.7 MB per step, at 82 % of the link's measured rate`."""
+        plural = PLURALS.get(self.kind, f"{self.kind.replace('_', '-')}s")
+        share = "" if self.link_share is None else f", at {percent(self.link_share)} of the link's measured rate"
+        return f"{plural}: {si(self.bytes, 'B')} per step{share}" if self.bytes else plural
+
+
+PLURALS = {Collective.POINT_TO_POINT: "sends and receives", Collective.ALL_TO_ALL: "all-to-all exchanges"}
+
+
+def communication(ranks: Ranks, links: Sequence[LinkRate] | None = None) -> Communication | None:
+    """Kind of collective with the longest exposed time; None if there is none.
+
+    As in `waits`, the rank with the shortest wait is the one that waits for no slower rank.
+    """
+    least_s = {kind: min(found.exposed_s or (0.0,)) for kind, found in (ranks.kinds or {}).items()}
+    longest = max(least_s, key=least_s.__getitem__, default=None)
+    if longest is None or least_s[longest] <= 0:
+        return None
+    assert ranks.kinds is not None
+    figures, kind = ranks.kinds[longest], Collective(longest)
+    rows = zip(figures.own_s or (), figures.bytes or (), figures.number or (), strict=True)
+    own_s, moved, number = min(rows)
+    link = _link(kind, moved / number if number else 0.0, links or ())
+    share = None
+    if link and own_s > 0 and moved > 0:
+        size = len(figures.own_s or ())
+        unit = _sent(Collective(str(link.kind)), size) * (link.bytes_per_s or math.inf)
+        share = _sent(kind, size) * moved / own_s / unit
+    return Communication(kind=kind, bytes=moved, link_share=share)
+
+
+def _link(kind: Collective, message: float, links: Sequence[LinkRate]) -> LinkRate | None:
+    """Measured rate to compare a collective with: that of the size nearest to the bytes of one `message`."""
+    like = Collective.POINT_TO_POINT if kind is Collective.POINT_TO_POINT else Collective.ALL_REDUCE
+    known = [link for link in links if link.kind == like and link.bytes and link.bytes_per_s]
+    return min(known, key=lambda link: abs(math.log((link.bytes or 1.0) / max(message, 1.0))), default=None)
+
+
+def _sent(kind: Collective, ranks: int) -> float:
+    """Bytes that each rank has to send at least for each byte of a collective.
+
+    As the bus bandwidth of https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+    """
+    match kind:
+        case Collective.ALL_REDUCE:
+            return 2 * (ranks - 1) / ranks
+        case Collective.BROADCAST | Collective.REDUCE | Collective.POINT_TO_POINT | Collective.BARRIER:
+            return 1.0
+        case _:
+            return (ranks - 1) / ranks
+
+
+def is_alone_slow(ranks: Ranks) -> bool:
+    """Whether one rank is slower than the others, and these are even."""
+    if ranks.slowest is None or not ranks.own_s:
+        return False
+    others = [own_s for rank, own_s in enumerate(ranks.own_s) if rank != ranks.slowest]
+    return max(others) <= (1 + LEAST_SLOWER) * min(others)
+
+
+def limit_sentence(
+    shares: Mapping[str, float],
+    slowest: str | None = None,
+    *,
+    longest: Communication | None = None,
+    host: str | None = None,
+    is_alone: bool = False,
+) -> str:
+    """Sentence on what limits scaling; "" if the shares are unknown.
+
+    `shares`: result of `waits`, or medians of such results. `slowest`: rank that is slower than the others, on `host`;
+    `is_alone`: the other ranks are even. `longest`: result of `communication`.
     """
     if not shares:
         return ""
@@ -220,10 +392,13 @@ def limit_sentence(shares: Mapping[str, float], slowest: str | None = None) -> s
     if largest is None:
         least = percent(LEAST_SLOWER)
         return f"no wait limits scaling: for collectives, slower devices and data, each is below {least} of the step"
-    slow = "uneven devices limit" if slowest is None else f"rank {slowest} limits"
+    rank = f"rank {slowest}{f' on {host}' if host else ''}{' alone' if is_alone else ''}"
     limits, reason = {
-        IN_COLLECTIVES: ("collectives limit", "for them after its last gradient"),
-        UNEVEN: (slow, "for a slower one, on average"),
+        IN_COLLECTIVES: (
+            "collectives limit",
+            f"for them, longest for {longest.text}" if longest else "for them after its last gradient",
+        ),
+        UNEVEN: ("uneven devices limit" if slowest is None else f"{rank} limits", "for a slower one, on average"),
         INPUT: ("the input limits", "for data"),
     }[largest]
     return f"{limits} scaling: a device waits {percent(shares[largest])} of the step {reason}"

@@ -33,7 +33,7 @@ from workload.contract.fields import (
     leaves,
     schema,
 )
-from workload.contract.ranks import Ranks
+from workload.contract.ranks import LinkRate, Ranks
 from workload.contract.record_sections import Constructor, Energy, Environment, Imported, ProfileResult
 from workload.contract.spec import SCRIPT_OPTIONS, RunSpec
 
@@ -363,7 +363,10 @@ class MeasuredRate:
 
 @dataclass(frozen=True, kw_only=True)
 class CeilingsRecord:
-    """Rates that the machine reached: FLOP by precision, bytes by kind of copy; the reason for each missing rate."""
+    """Rates that the machine reached: FLOP by precision, bytes by kind of copy; the reason for each missing rate.
+
+    `links`: rates between the ranks of several devices, measured in each run.
+    """
 
     flop_per_s: Mapping[str, MeasuredRate] | None = None
     bytes_per_s: Mapping[str, MeasuredRate] | None = None
@@ -376,6 +379,7 @@ class CeilingsRecord:
     software: Text = None
     threads: Number = None
     age_s: Number = None
+    links: Sequence[LinkRate] | None = None
 
     def compute(self, precision: str | None) -> MeasuredRate | None:
         """FLOP rate measured for a precision; None if there is none."""

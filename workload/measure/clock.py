@@ -7,8 +7,9 @@ stream, whose time is known once the device has passed it. On MPS a mark waits f
 import csv
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -17,7 +18,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from workload.contract.ranks import COLLECTIVE_COLUMNS, COLLECTIVES_FILE
+from workload.contract.ranks import ALL_KINDS, COLLECTIVE_COLUMNS, COLLECTIVES_FILE, Collective
 from workload.contract.spec import Device
 
 MS_PER_S = 1000
@@ -54,6 +55,10 @@ class HostClock:
     def seconds_between(self, earlier: float, later: float) -> float:
         """Seconds from `earlier` to `later`."""
         return later - earlier
+
+    def stream(self) -> Any:
+        """Queue of the device for which `mark` marks the time: a host has only one."""
+        return None
 
     def synchronize(self) -> None:
         """Do nothing: no work is ever outstanding."""
@@ -94,6 +99,10 @@ class EventClock:
         event = self._new_event()
         event.record(self._stream())
         return event
+
+    def stream(self) -> Any:
+        """Stream for which `mark` marks the time: the current one of the calling thread."""
+        return self._stream()
 
     def passed(self, mark: Any) -> bool:
         """Whether the device has reached `mark`; does not wait."""
@@ -136,29 +145,49 @@ def clock_for(device: Device) -> Clock:
 # --- collectives
 
 Span = tuple[Any, Any]
+KindSpan = tuple[Collective, Any, Any]
 
 
 class StepMarks(NamedTuple):
-    """Pairs of marks. `averages`: gradients of a bucket ready, and averaged; `waits`: collective begun, and done."""
+    """Pairs of marks. `averages`: gradients of a bucket of DistributedDataParallel ready, and averaged.
+
+    `under_way`: beginning and end of other collectives; `waits`: beginning and end of waits for them. `counts`: number
+    and bytes of all collectives.
+    """
 
     averages: Sequence[Span] = ()
-    waits: Sequence[Span] = ()
+    under_way: Sequence[KindSpan] = ()
+    waits: Sequence[KindSpan] = ()
+    counts: Mapping[Collective, Sequence[int]] = {}
 
 
 NO_MARKS = StepMarks()
 
 
+class Begun:
+    """A collective that was begun at `mark`. `is_over`: its end is known; `tells`: whether it reports its end."""
+
+    __slots__ = ("is_over", "kind", "mark", "tells")
+
+    def __init__(self, kind: Collective, mark: Any) -> None:
+        self.kind, self.mark, self.is_over, self.tells = kind, mark, False, False
+
+
 class Collectives:
     """Takes marks of the open step's collectives, and writes the times of earlier steps to a file in `folder`.
 
-    `are_known`: False for a script that does not average its gradients by DistributedDataParallel: rows have no times.
+    `home`: stream of the training's own work; None on a CPU. `beside`: other streams with the kind of the collective
+    that was queued last. Training waits for such a collective only once `home` waits for the stream.
     """
 
-    def __init__(self, folder: Path, clock: Clock, *, are_known: bool = True) -> None:
+    def __init__(self, folder: Path, clock: Clock) -> None:
         self._clock = clock
-        self._are_known = are_known
-        self._open: list[list[Any]] = []
-        self._waits: list[Span] = []
+        self.mark, self.home = clock.mark, clock.stream()
+        self.beside: dict[Any, Collective] = {}
+        self._averages: list[Span] = []
+        self._under_way: list[KindSpan] = []
+        self._waits: list[KindSpan] = []
+        self._counts: dict[Collective, list[int]] = {}
         self._file = (folder / COLLECTIVES_FILE).open("w", newline="", encoding="utf-8")
         self._writer = csv.writer(self._file, lineterminator="\n")
         self._writer.writerow(COLLECTIVE_COLUMNS)
@@ -190,62 +219,129 @@ class Collectives:
         bucket: distributed.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[torch.Tensor]:
         """DDP's communication hook: average one bucket of gradients, and mark its beginning and end."""
-        done = self.ready()
+        done = self.ready(bucket.buffer().nbytes)
         shared = bucket.buffer().div_(distributed.get_world_size())
         work = distributed.all_reduce(shared, async_op=True)
         assert work is not None
         return work.get_future().then(lambda future: done(future)[0])
 
-    def ready(self) -> Callable[[torch.futures.Future[Any]], Any]:
+    def ready(self, size: int) -> Callable[[torch.futures.Future[Any]], Any]:
         """Mark that the gradients of a bucket are ready; return the function to call when their average is done.
 
-        The function returns the value of its argument, the future of the average.
+        `size`: bytes of the bucket. The function returns the value of its argument, the future of the average.
         """
-        marks = [self._clock.mark(), None]
-        self._open.append(marks)
+        self._count(Collective.ALL_REDUCE, 1, size)
+        began = self.mark()
 
         def done(future: torch.futures.Future[Any]) -> Any:
             # On CUDA this runs at once, on a stream that waits for the collective.
-            marks[1] = self._clock.mark()
+            self._averages.append((began, self.mark()))
             return future.value()
 
         return done
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Time a collective operation that the script waits for; the operation is the body of the `with` block."""
-        began = self._clock.mark()
-        yield
-        self._waits.append((began, self._clock.mark()))
+    def begin(self, kind: Collective, number: int, size: int) -> Begun:
+        """Count a collective, or a batch of `number`, of `size` bytes, and mark its beginning."""
+        self._count(kind, number, size)
+        return Begun(kind, self.mark())
+
+    def finish(self, begun: Begun) -> None:
+        """Mark the end of a collective that the caller has waited for, or that the current stream waits for."""
+        self._under_way.append((begun.kind, begun.mark, self.mark()))
+        if self.is_home():
+            self._waits.append(self._under_way[-1])
+        else:
+            self.beside[self._clock.stream()] = begun.kind
+
+    def follow(self, begun: Begun, work: distributed.Work) -> Begun:  # type: ignore[name-defined]
+        """Mark the end of a collective that goes on beside the script's own work; returns it, for `waited`."""
+        own = Begun(begun.kind, begun.mark)
+
+        def done(_: object) -> None:
+            # On CUDA this runs at once, on a stream that waits for the collective.
+            if not own.is_over:
+                own.is_over = True
+                self._under_way.append((own.kind, own.mark, self.mark()))
+
+        # gloo does not tell when a message has arrived, other libraries tell it of no collective.
+        if begun.kind is not Collective.POINT_TO_POINT:
+            with suppress(RuntimeError):
+                work.get_future().add_done_callback(done)
+                own.tells = True
+        return own
+
+    def waited(self, begun: Begun, since: Any) -> None:
+        """Mark the end of a wait for a collective, which began at the mark `since`."""
+        until = self.mark()
+        if not begun.is_over:
+            begun.is_over = True
+            # Without a known end, only the wait is certainly time of the collective.
+            self._under_way.append((begun.kind, begun.mark if begun.tells else since, until))
+        if self.is_home():
+            self._waits.append((begun.kind, since, until))
+
+    def waited_for_stream(self, kind: Collective, since: Any) -> None:
+        """Mark the end of a wait of the stream `home` for another one in `beside`."""
+        self._waits.append((kind, since, self.mark()))
+
+    def is_home(self) -> bool:
+        """Whether the current stream is that of the training's own work."""
+        return bool(self._clock.stream() == self.home)
+
+    def _count(self, kind: Collective, number: int, size: int) -> None:
+        known = self._counts.setdefault(kind, [0, 0])
+        known[0] += number
+        known[1] += size
 
     def of_step(self) -> StepMarks:
         """Marks of the collectives since the last call."""
-        taken = StepMarks([(ready, done) for ready, done in self._open if done is not None], self._waits)
-        self._open, self._waits = [], []
+        taken = StepMarks(self._averages, self._under_way, self._waits, self._counts)
+        self._averages, self._under_way, self._waits, self._counts = [], [], [], {}
         return taken
 
     def write(
         self, number: int, marks: StepMarks, *, began: Any, passes: Sequence[Span], counted: Sequence[Span]
     ) -> None:
-        """Write the row of step `number`, whose marks the device has passed.
+        """Write the rows of step `number`, whose marks the device has passed.
 
         `began`: mark of the step's beginning; `passes`: beginning and end of its backward passes; `counted`: beginning
         and end of its parts whose time counts as time of the step.
         """
-        if not self._are_known:
-            self._writer.writerow([number, "", ""])
-            return
-        averages, waits, backward, parts = (
-            [tuple(self._clock.seconds_between(began, mark) for mark in span) for span in spans]
-            for spans in (*marks, passes, counted)
+        seconds = partial(self._clock.seconds_between, began)
+        averages, backward, parts = (
+            [(seconds(since), seconds(until)) for since, until in spans] for spans in (marks.averages, passes, counted)
         )
-        hidden_s = exposed_s = 0.0
+        parts = union(parts)
+        bucket_hidden_s = bucket_exposed_s = 0.0
         for since_s, end_s in backward:
             if spans := [(ready, done) for ready, done in averages if since_s <= ready <= end_s]:
                 hidden, exposed = split(spans, backward_end_s=end_s)
-                hidden_s, exposed_s = hidden_s + hidden, exposed_s + exposed
-        exposed_s += sum(end - since for since, end in waits if any(low <= since <= high for low, high in parts))
-        self._writer.writerow([number, f"{hidden_s:.7f}", f"{exposed_s:.7f}"])
+                bucket_hidden_s, bucket_exposed_s = bucket_hidden_s + hidden, bucket_exposed_s + exposed
+        waits_s: dict[Collective, float] = defaultdict(float)
+        for kind, since, until in marks.waits:
+            if any(low <= seconds(since) <= high for low, high in parts):
+                waits_s[kind] += self._clock.seconds_between(since, until)
+        under_way: dict[Collective, list[tuple[float, float]]] = defaultdict(list)
+        for kind, since, until in marks.under_way:
+            # The step does not wait for every collective, so that the device may not have passed its end.
+            if self._clock.passed(until):
+                under_way[kind].append((seconds(since), seconds(until)))
+
+        def write_row(name: str, kinds: Iterable[Collective], count: Sequence[int]) -> None:
+            waited_s = sum(waits_s[kind] for kind in kinds)
+            spans = [span for kind in kinds for span in under_way[kind]]
+            hidden_s, exposed_s = max(0.0, common_s(spans, parts) - waited_s), waited_s
+            if Collective.ALL_REDUCE in kinds:
+                hidden_s, exposed_s = hidden_s + bucket_hidden_s, exposed_s + bucket_exposed_s
+                spans += averages
+            times = (f"{value:.7f}" for value in (common_s(spans, parts), hidden_s, exposed_s))
+            self._writer.writerow([number, name, *count, *times])
+
+        kinds = sorted({*marks.counts, *under_way, *waits_s})
+        for kind in kinds:
+            write_row(kind, [kind], marks.counts.get(kind, (0, 0)))
+        counts = [sum(each) for each in zip((0, 0), *marks.counts.values(), strict=True)]
+        write_row(ALL_KINDS, dict.fromkeys((Collective.ALL_REDUCE, *kinds)), counts)
 
     def flush(self) -> None:
         """Write the rows to the disk."""
@@ -263,3 +359,19 @@ def split(spans: Sequence[tuple[float, float]], *, backward_end_s: float) -> tup
         hidden_s += max(0.0, min(ended, computed_s) - max(began, reached_s))
         reached_s = max(reached_s, ended)
     return hidden_s, max(0.0, backward_end_s - computed_s)
+
+
+def union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Disjoint intervals, in order, that cover the same times as `spans`."""
+    found: list[tuple[float, float]] = []
+    for began, ended in sorted(spans):
+        if found and began <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], ended)
+        else:
+            found.append((began, ended))
+    return found
+
+
+def common_s(spans: Iterable[tuple[float, float]], parts: Sequence[tuple[float, float]]) -> float:
+    """Seconds that are both in one of `spans` and in one of `parts`, which are disjoint."""
+    return sum(max(0.0, min(end, high) - max(began, low)) for began, end in union(spans) for low, high in parts)

@@ -22,6 +22,7 @@ from workload import log
 from workload.contract import bundle, verdict
 from workload.contract.fields import from_facts
 from workload.contract.process import raise_if_interrupted
+from workload.contract.ranks import LinkRate
 from workload.contract.record import CeilingsRecord, GapSeconds, Memory, Record, Status, Timing
 from workload.contract.spec import Device, Precision
 from workload.contract.text import percent, seconds, si
@@ -132,6 +133,10 @@ class Life:
             f"{above} measured before the run, {si(was, 'FLOP/s')}: the ceilings were measured again after the run"
         )
 
+    def set_links(self, rates: Sequence[LinkRate]) -> None:
+        """Record the rates of the links between ranks beside the ceilings of the device."""
+        self.set(ceilings=replace(self.record.ceilings or CeilingsRecord(), links=rates))
+
     def _precisions(self) -> list[Precision]:
         return [Precision(name) for name in verdict.shares_of_flop(self.record) if name in set(Precision)]
 
@@ -146,7 +151,8 @@ class Life:
         if age_s := measured.get("age_s"):
             age = seconds(age_s, 2)
             LOGGER.info("this machine's ceilings of %s ago are used again (not with --fresh-ceilings)", age)
-        self.set(ceilings=from_facts(CeilingsRecord, measured))
+        known = self.record.ceilings
+        self.set(ceilings=replace(from_facts(CeilingsRecord, measured), links=known.links if known else None))
 
     def _ceilings_here(self, precisions: Sequence[Precision], kept: KeptCeilings) -> dict[str, Any]:
         measured, age_s = ceilings.cached_or_measure(

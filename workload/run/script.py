@@ -26,6 +26,7 @@ from workload.contract.trainer import Context
 from workload.environment.collect import collect
 from workload.environment.device import device_facts
 from workload.environment.machine import HostSystem
+from workload.measure import link_rates
 from workload.measure.clock import Collectives, clock_for, replaced
 from workload.measure.recorder import StepPhase
 from workload.measure.timing import Timeline
@@ -93,6 +94,8 @@ class MeasuredScript:
         # The longest phase before the present one, and in rank 0 the record and the notes at its end.
         self._longest: tuple[Phase, Record | None, list[str]] | None = None
         self._stack = ExitStack()
+        self._collectives: Collectives | None = None
+        self._used, self._has_links = Device.CPU, False
         # Make the `HostSystem` before the script can change the working folder, or the files there.
         self._machine = HostSystem()
         self._limits = limits = Limits(
@@ -102,7 +105,15 @@ class MeasuredScript:
             min_seconds=spec.min_seconds,
         )
         self.session = (
-            RankSession(limits, program, self._open, self._complete, goes_on=goes_on, agreement=agreement)
+            RankSession(
+                limits,
+                program,
+                self._open,
+                self._complete,
+                goes_on=goes_on,
+                agreement=agreement,
+                on_meeting=self._meet,
+            )
             if agreement
             else Session(limits, program, self._open, self._complete, goes_on=goes_on)
         )
@@ -138,15 +149,24 @@ class MeasuredScript:
             own = own_folder(self.folder, self._agreement.rank)
             self._stack.enter_context(log.to_file(own / bundle.LOG))
         LOGGER.debug("script     %s", step.text)
-        collectives = None
         if self._agreement:
-            hooks, place = self._agreement.hooks, own_folder(self.folder or own, self._agreement.rank)
-            collectives = Collectives(place, clock_for(used), are_known=hooks.has_parallel)
-            hooks.receiver = self._stack.enter_context(collectives)
-        self._region = Region(own, used, self._timeline, collectives=collectives)
+            self._agreement.hooks.receiver, self._used = None, used
+            place = own_folder(self.folder or own, self._agreement.rank)
+            self._collectives = self._stack.enter_context(Collectives(place, clock_for(used)))
+        self._region = Region(own, used, self._timeline, collectives=self._collectives)
         if self._agreement and self._writes:
             self._agreement.tell(Word.BEGIN, str(self.folder))
         return self._region
+
+    def _meet(self) -> None:
+        """Measure the links between the ranks, which are all here, and observe collectives from now on."""
+        assert self._agreement is not None
+        if self._spec.ceilings and not self._has_links:
+            self._has_links = True
+            rates = link_rates.measure(self._used, self._agreement.backend or "")
+            if self._life:
+                self._life.set_links(rates)
+        self._agreement.hooks.receiver = self._collectives
 
     def _begin(self, step: Step, work: Work, used: Device, notes: Sequence[str]) -> Path:
         """Create the bundle, or begin again with steps of another kind, and do all that precedes the timed steps."""
@@ -497,10 +517,7 @@ def _notes_on_ranks(record: Record, agreement: Agreement | None) -> Iterator[str
         return
     if found.why == ranks.UNKNOWN:
         yield found.why
-    elif agreement.hooks.has_async:
-        yield (
-            "the script calls collectives with async_op=True: its waits for them are counted as its own work, not as "
-            "waits for other ranks"
-        )
+    elif spec.compile:
+        yield "collectives inside compiled functions are not counted: waits for them count as own work of their rank"
     if found.backend != ranks.backend_of(spec.device):
         yield f"the script's ranks use {found.backend} on {spec.device}: their collectives go through the CPU"

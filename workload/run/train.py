@@ -37,6 +37,7 @@ from workload.environment.collect import SectionsBeside, collect
 from workload.environment.host import usable_cpus
 from workload.environment.machine import HostSystem
 from workload.log import Progress
+from workload.measure import link_rates
 from workload.measure.clock import Collectives, clock_for
 from workload.measure.recorder import StepPhase, loss_reader_for
 from workload.measure.timing import Timeline
@@ -260,6 +261,10 @@ def _train(job: TrainingJob, folder: Path, life: Life | None, timeline: Timeline
     phases = ((StepPhase.WARMUP, spec.warmup, 0.0), (StepPhase.MEASURED, spec.iterations, spec.min_seconds or 0.0))
     with ExitStack() as stack:
         own = ranks.own_folder(folder, group.rank) if group else folder
+        if group and spec.ceilings:
+            rates = link_rates.measure(spec.device, ranks.backend_of(spec.device))
+            if life:
+                life.set_links(rates)
         collectives = stack.enter_context(Collectives(own, clock_for(spec.device))) if group else None
         step = TrainingStep(job.model, spec, collectives)
         region = Region(

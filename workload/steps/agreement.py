@@ -12,15 +12,16 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from workload.contract.errors import LostRankError, RooflaunchError, RunFailedError, UsageError
+from workload.contract.ranks import Collective
 from workload.contract.spec import Device
-from workload.measure.clock import Collectives, clock_for
+from workload.measure.clock import Begun, Collectives, clock_for
 from workload.steps.program import STEP_HINT, Program
 from workload.steps.session import Session, Stage
 from workload.steps.step import Limits, Step, StepReceiver
@@ -89,6 +90,8 @@ class Agreement:
         store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - has no public name
         self._store = distributed.PrefixStore("rooflaunch", store)  # type: ignore[attr-defined]
         self.backend = distributed.get_backend()
+        self.hooks.thread = threading.get_ident()
+        self.hooks.observe_functional()
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watcher.start()
         return None
@@ -231,7 +234,8 @@ class Agreement:
 class RankSession(Session):
     """Observer of a script in one of several ranks. Ranks begin and end their timed steps at the same events.
 
-    An event is a step of an optimizer, or the end of a step that the script marks.
+    An event is a step of an optimizer, or the end of a step that the script marks. `on_meeting`: called in all ranks at
+    once, before the first timed step.
     """
 
     def __init__(
@@ -243,9 +247,10 @@ class RankSession(Session):
         *,
         goes_on: bool,
         agreement: Agreement,
+        on_meeting: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(limits, program, self._open_together, finish, goes_on=goes_on)
-        self._agreement = agreement
+        self._agreement, self._on_meeting = agreement, on_meeting
         self._open_own = open_receiver
 
     def buffer_limits(self) -> tuple[int, float]:
@@ -285,6 +290,7 @@ class RankSession(Session):
     def _open_together(self, step: Step, work: Work | None, used: Device) -> StepReceiver:
         receiver = self._open_own(step, work, used)
         self._agreement.meet_at_start(self.optimizers.gpus())
+        self._on_meeting()
         return receiver
 
     def _enter(self, stage: Stage) -> None:
@@ -317,12 +323,30 @@ class RankSession(Session):
 
 # --- hooks into torch.distributed
 
-# Functions of torch.distributed that return when their collective is done, unless `async_op` is set.
-BLOCKING = (
-    "all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "barrier",
-    "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single",
-    "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list",
-)  # fmt: skip
+# Functions by kind of collective, in torch.distributed and in its functional collectives, which are those of DTensor.
+# torch 2.15 has new names for some of them.
+FUNCTIONS: Mapping[Collective, Sequence[str]] = {
+    Collective.ALL_REDUCE: ("all_reduce", "all_reduce_coalesced"),
+    Collective.ALL_GATHER: (
+        "all_gather", "all_gather_into_tensor", "all_gather_single", "all_gather_object",
+        "all_gather_tensor", "all_gather_tensor_autograd", "all_gather_single_autograd",
+        "all_gather_into_tensor_coalesced", "all_gather_single_coalesced",
+    ),
+    Collective.REDUCE_SCATTER: (
+        "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "reduce_scatter_tensor_autograd",
+        "reduce_scatter_single_autograd", "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced",
+    ),
+    Collective.BROADCAST: ("broadcast", "broadcast_object_list"),
+    Collective.ALL_TO_ALL: ("all_to_all", "all_to_all_single", "all_to_all_single_autograd"),
+    Collective.POINT_TO_POINT: ("send", "recv", "isend", "irecv", "batch_isend_irecv"),
+    Collective.BARRIER: ("barrier",),
+    Collective.REDUCE: ("reduce",),
+    Collective.GATHER: ("gather", "gather_object"),
+    Collective.SCATTER: ("scatter", "scatter_object_list"),
+}  # fmt: skip
+FUNCTIONAL = "torch.distributed._functional_collectives"
+# Attribute of an event: kind of the collective that a stream had queued last when it recorded the event.
+EVENT_KIND = "_rooflaunch_collective"
 # A communication hook of DistributedDataParallel, and its state.
 Hook = tuple[Callable[[Any, Any], Any], Any]
 
@@ -333,23 +357,24 @@ class CollectiveHooks:
     DistributedDataParallel averages gradients as before, through a communication hook that also reads the clock. As
     with `workload.steps.hooks`, values and random state are never changed.
 
-    Collectives of DistributedDataParallel are those of its buckets and buffers. `has_async`: the script itself has
-    begun collectives that return before they are done, whose waits are not marked.
+    Collectives of DistributedDataParallel are those of its buckets and buffers. `begun`: number of collectives that all
+    ranks of a group take part in. `thread`: the thread that trains, once known.
     """
 
     def __init__(self) -> None:
         self.begun = 0
-        self.has_async = False
+        self.thread: int | None = None
         self.receiver: Collectives | None = None
         self._all_reduce: Callable[..., Any] = lambda *_: None
+        self._is_compiling: Callable[[], bool] = bool
         # The hook of each DistributedDataParallel, in a list of one, so that it can be replaced.
         self._hooks: WeakKeyDictionary[Any, list[Hook]] = WeakKeyDictionary()
+        # Collectives that go on beside the script's own work, by their torch.distributed.Work.
+        self._works: WeakKeyDictionary[Any, Begun] = WeakKeyDictionary()
+        self._work: type = object
         self._is_inside = False
-
-    @property
-    def has_parallel(self) -> bool:
-        """Whether the script trains with DistributedDataParallel."""
-        return len(self._hooks) > 0
+        # Kind of the functional collective that was begun last.
+        self._functional: Collective | None = None
 
     def install(self, refuse: Callable[[UsageError], None]) -> None:
         """Wrap functions of torch.distributed; torch must be imported.
@@ -359,36 +384,150 @@ class CollectiveHooks:
         import torch  # noqa: PLC0415 - the script imports it first
 
         inner = torch.distributed.distributed_c10d
-        self._all_reduce = inner.all_reduce
-        for name in BLOCKING:
-            observed = self._blocking(getattr(inner, name))
-            for module in (torch.distributed, inner):
-                setattr(module, name, observed)
+        self._all_reduce, self._is_compiling = inner.all_reduce, torch.compiler.is_compiling
+        self._wrap_functions(inner, torch.distributed)
+        self._observe_waits(torch.distributed.Work)  # type: ignore[attr-defined]
+        self._observe_streams(torch.cuda.Stream)
         self._observe_parallel(torch.nn.parallel.DistributedDataParallel)
         _refuse_spawning(refuse)
 
-    def _blocking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def observe_functional(self) -> None:
+        """Wrap functional collectives, if the script has loaded them."""
+        module: Any = sys.modules.get(FUNCTIONAL)
+        if module is None:
+            return
+        self._wrap_functions(module, is_functional=True)
+        wait = module.wait_tensor
+
+        @functools.wraps(wait)
+        def wait_tensor(tensor: Any) -> Any:
+            receiver, kind = self.receiver, self._functional
+            if self._is_compiling() or receiver is None or kind is None:
+                return wait(tensor)
+            # A tensor does not tell which collective fills it. It is nearly always waited for before the next one.
+            waited = Begun(kind, receiver.mark())
+            found = wait(tensor)
+            receiver.finish(waited)
+            return found
+
+        module.wait_tensor = wait_tensor
+
+    def _wrap_functions(self, *modules: Any, is_functional: bool = False) -> None:
+        for kind, names in FUNCTIONS.items():
+            for name in names:
+                if original := getattr(modules[0], name, None):
+                    observed = self._observed(kind, original, is_functional=is_functional)
+                    for module in modules:
+                        setattr(module, name, observed)
+
+    def _observed(
+        self,
+        kind: Collective,
+        original: Callable[..., Any],
+        *,
+        size: Callable[..., int] | None = None,
+        is_functional: bool = False,
+    ) -> Callable[..., Any]:
+        """Function `original` that begins a collective of `kind`, and marks it; `size`: its bytes, from its arguments.
+
+        `is_functional`: the collective goes on until `wait_tensor` is called with its result.
+        """
+        size = size or largest_bytes
+
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             # A collective inside another one does not count: functions that send objects call other collectives.
-            if self._is_inside:
+            if self._is_compiling() or self._is_inside or self._is_aside():
                 return original(*args, **kwargs)
             self._is_inside = True
-            self.begun += 1
+            # Ranks send and receive different numbers of messages.
+            self.begun += kind is not Collective.POINT_TO_POINT
             receiver = self.receiver
             try:
-                with receiver.waiting() if receiver else nullcontext():
-                    unfinished = original(*args, **kwargs)
-                self.has_async |= unfinished is not None
-                return unfinished
+                if receiver is None:
+                    return original(*args, **kwargs)
+                if is_functional:
+                    self._functional = kind
+                    result = original(*args, **kwargs)
+                    receiver.begin(kind, 1, size(*args, result))
+                    return result
+                is_batch = kind is Collective.POINT_TO_POINT and bool(args) and isinstance(args[0], list)
+                begun = receiver.begin(kind, len(args[0]) if is_batch else 1, size(*args, **kwargs))
+                result = original(*args, **kwargs)
+                self._follow(receiver, begun, result)
+                return result
             finally:
                 self._is_inside = False
 
         return call
 
+    def _is_aside(self) -> bool:
+        """Whether this is a thread that the script has started beside its training, for example for a checkpoint.
+
+        autograd calls hooks in threads that Python did not start.
+        """
+        if self.thread in (None, threading.get_ident()):
+            return False
+        return not isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001 - has no public name
+
+    def _follow(self, receiver: Collectives, begun: Begun, result: Any) -> None:
+        """Mark the end of a collective, or follow each `Work` in its `result`, which goes on after the call."""
+        works = [each for each in (result if isinstance(result, list) else [result]) if type(each) is self._work]
+        if not works:
+            receiver.finish(begun)
+        for work in works:
+            self._works[work] = receiver.follow(begun, work)
+
+    def _observe_waits(self, kind: Any) -> None:
+        """Mark waits for collectives. `kind`: torch.distributed.Work, whose objects C++ makes."""
+        wait, self._work = kind.wait, kind
+
+        @functools.wraps(wait)
+        def wait_and_mark(work: Any, *args: Any, **kwargs: Any) -> Any:
+            receiver = self.receiver
+            begun = self._works.get(work) if receiver and not self._is_inside else None
+            if receiver is None or begun is None:
+                return wait(work, *args, **kwargs)
+            since = receiver.mark()
+            found = wait(work, *args, **kwargs)
+            receiver.waited(begun, since)
+            return found
+
+        kind.wait = wait_and_mark
+
+    def _observe_streams(self, kind: Any) -> None:
+        """Mark waits of the training's stream for streams with collectives, as in FSDP. `kind`: torch.cuda.Stream."""
+        record, wait = kind.record_event, kind.wait_event
+
+        @functools.wraps(record)
+        def record_and_tell(stream: Any, event: Any = None) -> Any:
+            recorded, receiver = record(stream, event), self.receiver
+            if receiver and (queued := receiver.beside.get(stream)):
+                # Events of C++ have no attributes.
+                with suppress(AttributeError):
+                    setattr(recorded, EVENT_KIND, queued)
+            return recorded
+
+        @functools.wraps(wait)
+        def wait_and_mark(stream: Any, event: Any) -> None:
+            receiver, awaited = self.receiver, getattr(event, EVENT_KIND, None)
+            if receiver is None or awaited is None or stream != receiver.home or not receiver.is_home():
+                return wait(stream, event)
+            since = receiver.mark()
+            wait(stream, event)
+            receiver.waited_for_stream(awaited, since)
+            return None
+
+        kind.record_event, kind.wait_event = record_and_tell, wait_and_mark
+
     def _observe_parallel(self, kind: Any) -> None:
         make, register = kind.__init__, kind.register_comm_hook
-        kind._sync_buffers = self._blocking(kind._sync_buffers)  # noqa: SLF001 - no public function waits for them alone
+        # No public function waits for the buffers alone.
+        kind._sync_buffers = self._observed(  # noqa: SLF001
+            Collective.BROADCAST,
+            kind._sync_buffers,  # noqa: SLF001
+            size=lambda parallel: largest_bytes(parallel.modules_buffers),
+        )
 
         @functools.wraps(make)
         def make_and_hook(parallel: Any, *args: Any, **kwargs: Any) -> None:
@@ -417,10 +556,14 @@ class CollectiveHooks:
         def mark(_: object, bucket: Any) -> Any:
             self.begun += 1
             call, state = chosen[0]
-            if self.receiver is None:
-                return call(state, bucket)
-            done = self.receiver.ready()
-            return call(state, bucket).then(done)
+            done = self.receiver.ready(bucket.buffer().nbytes) if self.receiver else None
+            # The collective that the hook begins is the bucket's own.
+            was, self._is_inside = self._is_inside, True
+            try:
+                average = call(state, bucket)
+            finally:
+                self._is_inside = was
+            return average.then(done) if done else average
 
         # Not `parallel.register_comm_hook`: it keeps the function in an attribute, and a script may save the model.
         distributed._register_comm_hook(parallel.reducer, None, mark)  # type: ignore[attr-defined]  # noqa: SLF001
@@ -430,6 +573,16 @@ class CollectiveHooks:
         shared = bucket.buffer().mul_(1 / group.size())
         work = self._all_reduce(shared, group=group, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
+
+
+def largest_bytes(*args: Any, **kwargs: Any) -> int:
+    """Total size of the tensors in that argument of a collective which has most: its input or its output."""
+    sizes = [0]
+    for value in (*args, *kwargs.values()):
+        tensors = value if isinstance(value, list | tuple) else (value,)
+        # A `P2POp` holds a tensor.
+        sizes.append(sum(getattr(getattr(each, "tensor", each), "nbytes", 0) for each in tensors))
+    return max(sizes)
 
 
 def _refuse_spawning(refuse: Callable[[UsageError], None]) -> None:

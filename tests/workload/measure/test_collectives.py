@@ -1,10 +1,13 @@
-"""Hidden and exposed time of collectives, from made-up marks."""
+"""Own, hidden and exposed time of collectives, from made-up marks and from functions that stand for torch's."""
 
+import csv
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from workload.measure.clock import Collectives, HostClock, Span, StepMarks, split
+from workload.contract.ranks import Collective
+from workload.measure.clock import Collectives, HostClock, KindSpan, Span, StepMarks, common_s, split
 
 
 @pytest.mark.parametrize(
@@ -23,29 +26,78 @@ def test_time_of_collectives(
     assert split(spans, backward_end_s=backward_end_s) == pytest.approx((hidden_s, exposed_s))
 
 
-def row(folder: Path, marks: StepMarks, *, are_known: bool = True) -> list[str]:
-    """Row of a step of two backward passes, from 1 to 2 s and from 4 to 5 s, with validation from 2 to 4 s."""
+REDUCE, GATHER, SEND = Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.POINT_TO_POINT
+
+
+def rows(folder: Path, marks: StepMarks) -> dict[str, list[float]]:
+    """Number, bytes, own, hidden and exposed time by kind, of a step of two backward passes.
+
+    The passes are from 1 to 2 s and from 4 to 5 s, with a validation from 2 to 4 s.
+    """
     passes = [(1.0, 2.0), (4.0, 5.0)]
-    with Collectives(folder, HostClock(), are_known=are_known) as collectives:
+    with Collectives(folder, HostClock()) as collectives:
         collectives.write(7, marks, began=0.0, passes=passes, counted=[(0.0, 1.0), *passes, (5.0, 6.0)])
-    return (folder / "collectives.csv").read_text().splitlines()[1].split(",")
+    lines = list(csv.reader((folder / "collectives.csv").read_text().splitlines()[1:]))
+    assert {step for step, *_ in lines} == {"7"}
+    assert lines[-1][1] == "all", "a step without its last row was cut off"
+    return {kind: [float(cell) for cell in cells] for _, kind, *cells in lines}
 
 
 @pytest.mark.parametrize(
-    ("averages", "waits", "hidden_s", "exposed_s"),
+    ("averages", "under_way", "waits", "expected"),
     [
-        ([], [], 0.0, 0.0),
-        ([(1.2, 1.4), (1.7, 2.0), (4.1, 4.2), (4.8, 5.0)], [], 0.3, 0.5),  # each pass has its own last bucket
-        ([(4.8, 5.0)], [(0.2, 0.5), (5.5, 5.6)], 0.0, 0.6),
-        ([(4.8, 5.0)], [(3.0, 3.9)], 0.0, 0.2),  # of a validation, which belongs to no step
+        ([], [], [], {"all": [0, 0, 0]}),
+        # Each backward pass has its own last bucket.
+        ([(1.2, 1.4), (1.7, 2.0), (4.1, 4.2), (4.8, 5.0)], [], [], {"all": [0.8, 0.3, 0.5]}),
+        # The script waits for one blocking collective in each of two parts, and for one in the validation.
+        (
+            [(4.8, 5.0)],
+            [(REDUCE, 0.2, 0.5), (GATHER, 3.0, 3.9), (GATHER, 5.5, 5.6)],
+            [(REDUCE, 0.2, 0.5), (GATHER, 3.0, 3.9), (GATHER, 5.5, 5.6)],
+            {"all_gather": [0.1, 0, 0.1], "all_reduce": [0.5, 0, 0.5], "all": [0.6, 0, 0.6]},
+        ),
+        # Of a collective that takes 0.8 s, the script waits 0.3 s: the rest is hidden.
+        ([], [(GATHER, 0.1, 0.9)], [(GATHER, 0.6, 0.9)], {"all_gather": [0.8, 0.5, 0.3], "all": [0.8, 0.5, 0.3]}),
+        # Nobody waits for one that ends in time, and two at once count once.
+        (
+            [],
+            [(GATHER, 0.1, 0.5), (GATHER, 0.3, 0.7), (SEND, 0.4, 0.8)],
+            [],
+            {"all_gather": [0.6, 0.6, 0], "point_to_point": [0.4, 0.4, 0], "all": [0.7, 0.7, 0]},
+        ),
+        # It was begun in the step before; the wait is that of this step.
+        ([], [(GATHER, -1.0, 0.4)], [(GATHER, 0.1, 0.4)], {"all_gather": [0.4, 0.1, 0.3], "all": [0.4, 0.1, 0.3]}),
     ],
 )
-def test_collectives_of_a_script(
-    averages: list[Span], waits: list[Span], hidden_s: float, exposed_s: float, tmp_path: Path
+def test_collectives_of_a_step(
+    averages: list[Span],
+    under_way: list[KindSpan],
+    waits: list[KindSpan],
+    expected: Mapping[str, Sequence[float]],
+    tmp_path: Path,
 ) -> None:
-    cells = row(tmp_path, StepMarks(averages, waits))
-    assert [float(cell) for cell in cells] == pytest.approx([7, hidden_s, exposed_s])
+    found = rows(tmp_path, StepMarks(averages, under_way, waits))
+    assert {kind: pytest.approx(times) for kind, times in expected.items()} == {
+        kind: times for kind, (_, _, *times) in found.items()
+    }
 
 
-def test_times_that_are_unknown_are_empty(tmp_path: Path) -> None:
-    assert row(tmp_path, StepMarks([], [(0.2, 0.5)]), are_known=False) == ["7", "", ""]
+def test_numbers_and_bytes_are_counted_by_kind(tmp_path: Path) -> None:
+    found = rows(tmp_path, StepMarks([], [], [], {REDUCE: [2, 100], SEND: [3, 50]}))
+    assert {kind: cells[:2] for kind, cells in found.items()} == {
+        "all_reduce": [2, 100],
+        "point_to_point": [3, 50],
+        "all": [5, 150],
+    }
+
+
+def test_a_collective_that_the_device_has_not_finished_has_no_time(tmp_path: Path) -> None:
+    late = HostClock.mark() + 1000.0
+    with Collectives(tmp_path, HostClock()) as collectives:
+        marks = StepMarks([], [(GATHER, late - 1, late)])
+        collectives.write(0, marks, began=late - 2, passes=[], counted=[(late - 2, late)])
+    assert (tmp_path / "collectives.csv").read_text().splitlines()[1:] == ["0,all,0,0,0.0000000,0.0000000,0.0000000"]
+
+
+def test_common_seconds() -> None:
+    assert common_s([(0, 3), (2, 5), (7, 9)], [(1, 4), (8, 20)]) == 4
