@@ -122,6 +122,7 @@ class Spec:
     iterations: Number = column()
     min_seconds: Number = None
     devices: Number = None
+    machines: Number = None
     repeats: Number = None
     profile: Text = None
     profile_steps: Number = None
