@@ -35,6 +35,8 @@ OTHER_VARIABLES = frozenset(
         "ROOFLAUNCH_JOB",
         # launcher/backends/slurm/plan.py
         "ROOFLAUNCH_END_S",
+        # Set for a rank on one of several machines: workload/run/machines.py
+        "ROOFLAUNCH_STARTER",
         # launcher/backends/gcp/options.py
         "ROOFLAUNCH_PROJECT", "ROOFLAUNCH_BUCKET", "ROOFLAUNCH_REPOSITORY", "ROOFLAUNCH_SERVICE_ACCOUNT",
         "ROOFLAUNCH_NETWORK", "ROOFLAUNCH_SUBNETWORK",
