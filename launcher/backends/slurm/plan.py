@@ -215,7 +215,10 @@ VALUE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_@%+=.,:*/()&|!\[\]-]{0,511}")
 GRES = re.compile(r"[a-z][a-z0-9_]*(:[A-Za-z][A-Za-z0-9_.-]*)?(:[1-9][0-9]{0,3})?(,[A-Za-z0-9_.:,-]+)?")
 # Valid option of sbatch: one line, without a further option in it.
 SBATCH = re.compile(r"--[a-z][a-z0-9-]*(=[^\x00-\x1f\x7f]{1,512})?")
-OURS = ("--array", "--job-name", "--output", "--error", "--open-mode", "--time", "--wrap", "--requeue", "--no-requeue")
+OURS = (
+    *("--array", "--job-name", "--output", "--error", "--open-mode", "--time", "--wrap", "--requeue", "--no-requeue"),
+    "--nodes",
+)
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+#-]{0,511}")
 FILE = re.compile(r"(?:~/|/)[^\x00-\x1f\x7f]{1,1023}")
 # Text on when Slurm restarts a job with --requeue, by the PreemptMode of the job's partition ("": not yet known).
@@ -411,16 +414,16 @@ def _check(options: Options, spec: RunSpec, devices: int) -> None:
     if spec.device is Device.MPS:
         raise UsageError("no node of a cluster has Apple's GPU; got --mps", hint="--cuda, or --cpu")
     require_price(options.usd_per_h)
-    if spec.machines > 1 and options.image:
+    _check_software(options, spec.machines)
+
+
+def _check_software(options: Options, machines: int) -> None:
+    if machines > 1 and options.image:
         raise UsageError(
             f"several machines need the nodes' own Python: in a container no srun starts the ranks; got --machines "
-            f"{spec.machines} with --image {options.image}",
+            f"{machines} with --image {options.image}",
             hint="--python PATH instead of --image",
         )
-    _check_software(options)
-
-
-def _check_software(options: Options) -> None:
     image, container, python = options.image, options.container, options.python
     if container in (Software.PYXIS, Software.APPTAINER) and not image:
         hint = "--image HOST/NAME@sha256:… or a .sif or .sqsh file"
