@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -47,14 +49,9 @@ class FakeRank:
                 self.send(f"time {time.time() + self.ahead_s}")
 
 
-class FakeSrun:
-    """Stands for srun; `code`: its exit code, once it has ended."""
-
-    def __init__(self, code: int | None = None) -> None:
-        self.returncode = code
-
-    def poll(self) -> int | None:
-        return self.returncode
+def srun(code: int | None = None) -> Any:
+    """Process in place of srun's; `code`: its exit code, once it has ended."""
+    return SimpleNamespace(returncode=code, poll=lambda: code)
 
 
 @pytest.fixture
@@ -88,11 +85,13 @@ def hosts_of(asking: FakeRank, roll: Roll, folder: Path) -> ranks.Ranks:
 @pytest.mark.parametrize("ahead_s", [0.0, 7200.0, -0.25])
 def test_clocks_of_machines_are_compared_at_start_and_end(ahead_s: float, roll: Roll, tmp_path: Path) -> None:
     first, second = FakeRank(roll, 0), FakeRank(roll, 1, ahead_s=ahead_s)
-    roll.gather(FakeSrun())
+    roll.gather(srun())
     second.ahead_s += 3
     found = hosts_of(first, roll, tmp_path)
     assert found.hosts == ["n1", "n2"]
-    assert found.clock_start_s and found.clock_end_s and found.clock_error_s
+    assert found.clock_start_s
+    assert found.clock_end_s
+    assert found.clock_error_s
     error_s = found.clock_error_s[1]
     assert 0 < error_s < 0.05
     assert abs(found.clock_start_s[1] - ahead_s) <= error_s
@@ -104,7 +103,7 @@ def test_clocks_of_machines_are_compared_at_start_and_end(ahead_s: float, roll: 
 
 def test_clock_of_a_rank_that_has_ended_is_unknown(roll: Roll, tmp_path: Path) -> None:
     first, second = FakeRank(roll, 0), FakeRank(roll, 1)
-    roll.gather(FakeSrun())
+    roll.gather(srun())
     second.send("done")
     second.connection.shutdown(socket.SHUT_RDWR)
     found = hosts_of(first, roll, tmp_path)
@@ -119,7 +118,7 @@ def test_all_ranks_go_on_together(roll: Roll) -> None:
         roll.listen(0.05)
     assert first.heard == []
     second = FakeRank(roll, 1)
-    roll.gather(FakeSrun())
+    roll.gather(srun())
     roll.end()
     for rank in (first, second):
         rank.thread.join(5)
@@ -131,21 +130,22 @@ def test_ranks_that_do_not_come_are_named(roll: Roll, monkeypatch: pytest.Monkey
     FakeRank(roll, 0)
     place = ":".join(roll.starter.split()[:2])
     message = f"not every rank of n2 has connected to n1 at {place} within 0.3 s; the ranks of n1 waited"
-    assert refused(lambda: roll.gather(FakeSrun())) == message
-    assert "before srun ended with exit code 1" in refused(lambda: roll.gather(FakeSrun(1)))
+    assert refused(lambda: roll.gather(srun())) == message
+    assert "before srun ended with exit code 1" in refused(lambda: roll.gather(srun(1)))
 
 
 def test_different_versions_of_torch_are_refused(roll: Roll) -> None:
     FakeRank(roll, 0), FakeRank(roll, 1, torch="2.10.0")
     message = "the machines have different versions of torch: 2.9.0 on n1; 2.10.0 on n2"
-    assert refused(lambda: roll.gather(FakeSrun())) == message
+    assert refused(lambda: roll.gather(srun())) == message
 
 
 def test_stranger_without_the_password_is_no_rank(roll: Roll) -> None:
     stranger = FakeRank(roll, 1, password="guessed")
-    flood = socket.create_connection(tuple(roll.starter.split()[:2]))
+    address, port, _ = roll.starter.split()
+    flood = socket.create_connection((address, int(port)))
     flood.sendall(b"x" * 100_000)
-    assert refused(lambda: roll.gather(FakeSrun(0))).startswith("not every rank of n1, n2 has connected")
+    assert refused(lambda: roll.gather(srun(0))).startswith("not every rank of n1, n2 has connected")
     until_s = time.monotonic() + 5
     while stranger.thread.is_alive() and time.monotonic() < until_s:
         roll.listen(0.05)
@@ -168,7 +168,7 @@ def test_the_first_failure_is_the_cause(
     ends: list[tuple[int, str]], cause: tuple[int, str | None] | None, roll: Roll
 ) -> None:
     ranks_there = [FakeRank(roll, 0), FakeRank(roll, 1)]
-    roll.gather(FakeSrun())
+    roll.gather(srun())
     for number, end in ends:
         rank = ranks_there[number]
         if end == "done":

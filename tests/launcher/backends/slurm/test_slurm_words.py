@@ -110,15 +110,15 @@ def test_gpus_of_a_node() -> None:
 
 def partition(name: str, *gpus: Gpus, limit: str = "1:00:00", limit_s: float = 3600, nodes: int = 1) -> Partition:
     return Partition(
-        name=name, is_default=name == "cpu", is_up=True, limit_s=limit_s, limit=limit, nodes=nodes, gpus=gpus, features=(),
-        preempted="",
+        name=name, is_default=name == "cpu", is_up=True, limit_s=limit_s, limit=limit, nodes=nodes, gpus=gpus,
+        features=(), preempted="",
     )  # fmt: skip
 
 
 SITE = Site(
     version="slurm 22.05.8", root="/r", user="me", cluster="hopper", has_accounting=True, array_size=1001,
-    partitions=(partition("cpu"), partition("gpu", Gpus(kind="t4", count=2)), partition("many", nodes=3)), accounts=(), pyxis=False, apptainer="",
-    apptainer_path="", counters="",
+    partitions=(partition("cpu"), partition("gpu", Gpus(kind="t4", count=2)), partition("many", nodes=3)),
+    accounts=(), pyxis=False, apptainer="", apptainer_path="", counters="",
 )  # fmt: skip
 
 
