@@ -63,13 +63,19 @@ def variables(process: str) -> dict[str, str]:
     return {}
 
 
+def line_of(path: Path) -> str:
+    with suppress(OSError):
+        return (path / "cmdline").read_text()
+    return ""
+
+
 def ranks(number: str = "") -> Iterator[int]:
     """Processes of ranks, and what they have started; with a number, those of this rank."""
     for path in Path("/proc").glob("[0-9]*"):
         found = variables(path.name)
-        if "ROOFLAUNCH_STARTER" in found and "--rank-notes" in (path / "cmdline").read_text():
-            if found.get("SLURM_PROCID", "") == number or not number:
-                yield int(path.name)
+        is_rank = "ROOFLAUNCH_STARTER" in found and "--rank-notes" in line_of(path)
+        if is_rank and number in ("", found.get("SLURM_PROCID")):
+            yield int(path.name)
 
 
 def parent_of(process: int) -> int:
