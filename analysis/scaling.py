@@ -23,7 +23,7 @@ from analysis.loading.tables import Tables, joined
 from analysis.loading.tables import rows as rows_of
 from analysis.pairing import Pair, pair_up, value_text
 from workload.contract.errors import RooflaunchError
-from workload.contract.ranks import limit_sentence
+from workload.contract.ranks import Collective, Communication, limit_sentence
 from workload.contract.text import counted
 
 # Facts that a run of one device must share with a run of several. `batch_size` and `threads` are those of each device.
@@ -66,13 +66,24 @@ def _figures(pool: Group) -> dict[str, Any]:
     known = {WAITS[column]: share for column, share in shares.items() if share is not None}
     # A rank is named if it limits all runs.
     rank = next(iter(limits)).removeprefix(SLOW_RANK) if len(limits) == 1 else ""
+    kinds, hosts = set(pool.texts("longest_collective")), set(pool.texts("slow_host"))
+    moved, link_share = pool.median("collective_bytes"), pool.median("link_share")
     return {
         "runs": len(pool),
         "images_per_s": pool.median("images_per_s"),
         "all_images_per_s": pool.median("all_images_per_s"),
         **shares,
         "limit": ", ".join(names) or None,
-        "sentence": limit_sentence(known, rank if rank.isdecimal() else None) or None,
+        "sentence": limit_sentence(
+            known,
+            rank if rank.isdecimal() else None,
+            longest=Communication(kind=Collective(*kinds), bytes=moved or 0.0, link_share=link_share)
+            if len(kinds) == 1
+            else None,
+            host=hosts.pop() if len(hosts) == 1 else None,
+            is_alone=all(value is True for value in pool.values("slow_alone")),
+        )
+        or None,
     }
 
 

@@ -301,7 +301,7 @@ def fight(
     ended: str | None = None
     with Forks(tell) as forks:
         # Ranks are never forks: neither side is, if one has several.
-        forked = None if any(side.plan.spec.devices > 1 for side in (pair.a, pair.b)) else forks
+        forked = None if any(side.plan.spec.ranks > 1 for side in (pair.a, pair.b)) else forks
         run = measure or partial(run_segment, forks=forked)
         for position, variant in enumerate(order(int(name.rpartition("-")[2], 16))):
             if position < len(begun):
@@ -411,7 +411,7 @@ def _failed(side: Side, position: int, outcome: LocalOutcome, printed: Printed) 
 def measured_of(sealed: Bundle, variant: str, position: int, label: str = "") -> Measured:
     """Measurement of a segment from its bundle. `label`: name of the side. Raises `RunFailedError` without steps."""
     # A step of several devices has the samples of all.
-    devices, rate = int(sealed.record.spec.devices or 1), units_per_s(sealed.record)
+    devices, rate = sealed.record.spec.ranks, units_per_s(sealed.record)
     steps = [row for row in bundle.read_steps(sealed.path) if row["phase"] == "measured"]
     if sealed.record.status is not Status.COMPLETED or not steps or not rate:
         raise RunFailedError(
