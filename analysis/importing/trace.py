@@ -33,7 +33,7 @@ from analysis.readers.ncu.metrics import Family
 from analysis.readers.tables import GZIP, NCU_REPORT_SUFFIX, Decoded, decode
 from analysis.roofline import against_model
 from workload.contract.errors import UsageError
-from workload.contract.ranks import Ranks, RankStep, limit_sentence, summarized, waits
+from workload.contract.ranks import Ranks, RankStep, communication, is_alone_slow, limit_sentence, summarized, waits
 from workload.contract.record import ComplexityRecord
 from workload.contract.record_sections import BackwardCheck, LongestKernel, NcuTool, ProfileChecks, ProfileResult
 from workload.contract.spec import Device, Precision, Profile
@@ -200,7 +200,8 @@ class _Ranks:
                     f" {seconds(exposed_s[rank], 3)} alone ({', '.join(kinds)})"
                 )
         if (found := self.summary()) and (shares := waits(found)):
-            yield limit_sentence(shares, None if found.slowest is None else f"{found.slowest:g}")
+            slowest = None if found.slowest is None else f"{found.slowest:g}"
+            yield limit_sentence(shares, slowest, longest=communication(found), is_alone=is_alone_slow(found))
 
 
 def _median(steps: Mapping[int, RankStep], name: str) -> float:
