@@ -350,7 +350,8 @@ def _gain(pair: Pair, by: str, ratio: float | None, interval: Interval | None, l
         return {"cost_ratio": None, "gain": None}
     unit, ends = by.removesuffix("s"), (interval.low, interval.high) if interval else ()
     speedups = [each * right / left for each in (ratio, *ends)]
-    words = [_ranged(speedups, f"times as fast as {counted(int(left), unit)}", f"{_percent(level)}: ")]
+    at = f"{_percent(level)}: " if ends else ""
+    words = [_ranged(speedups, f"times as fast as {counted(int(left), unit)}", at)]
     usd_left, usd_right = (_usd_per_h(side) for side in pair.sides)
     per_h, what = (right / left, "machine-hours") if by == "machines" else (None, "")
     if usd_left and usd_right:
@@ -364,10 +365,10 @@ def _gain(pair: Pair, by: str, ratio: float | None, interval: Interval | None, l
     }
 
 
-def _ranged(figures: Sequence[float], what: str, level: str = "") -> str:
+def _ranged(figures: Sequence[float], what: str, at: str = "") -> str:
     """`1.81 times as fast (1.74 to 1.88)`. `figures`: the figure, and the ends of its interval if it has one."""
     figure, *ends = (f"{each:.2f}" for each in figures)
-    return f"{figure} {what}" + (f" ({level}{' to '.join(ends)})" if ends else "")
+    return f"{figure} {what}" + (f" ({at}{' to '.join(ends)})" if ends else "")
 
 
 def _usd_per_h(side: Side) -> float | None:

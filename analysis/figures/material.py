@@ -164,7 +164,8 @@ def _plausible(table: pd.DataFrame) -> pd.DataFrame:
     """Replace impossible figures by NaN, because no axis can show them: a bundle may claim 1e300 images/s."""
     numbers = table.select_dtypes("float")
     size = numbers.abs()
-    return table.assign(**numbers.where((size == 0) | ((size > 1 / LARGEST) & (size < LARGEST))))
+    # `assign` puts each column into memory of its own; pandas warns if columns are added to a table of a hundred.
+    return table.assign(**numbers.where((size == 0) | ((size > 1 / LARGEST) & (size < LARGEST)))).copy()
 
 
 def _rounds(every: pd.DataFrame, keys: Sequence[str], names: Sequence[str]) -> list[list[int]]:

@@ -186,8 +186,7 @@ class _Ranks:
     def notes(self) -> Iterator[str]:
         """Notes on the communication: of the rank with the shortest waits, and of that with the longest."""
         first, *others = self.steps
-        alone = "" if others else ": the figures are of this process alone"
-        yield f"operators and kernels are those of rank {first} of {self.world}{alone}"
+        yield f"rank {first} of {self.world}: the {'other ' if others else ''}figures are of this process alone"
         yield from self.losses
         exposed_s = {rank: _median(steps, "exposed_s") for rank, steps in self.steps.items() if steps}
         by_wait = sorted(exposed_s, key=exposed_s.__getitem__)

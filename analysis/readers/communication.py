@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from analysis.readers.kineto import US_PER_S, OnDevice, Trace, Window, step_number
+from analysis.readers.operator_work import BITS
 from workload.contract.ranks import Collective, KindStep, RankStep
 
 COMMUNICATION = re.compile(r"nccl|rccl|c10d::|gloo:|mpi:|^record_param_comms$|symm_mem::", re.IGNORECASE)
@@ -23,16 +24,23 @@ _KINDS = {
     **{kind.replace("_", ""): kind for kind in sorted(Collective, key=len, reverse=True)},
     **dict.fromkeys(("send", "recv"), Collective.POINT_TO_POINT),
 }
+# The thread that records the end of a collective may be late, if it has to wait for a CPU: by at most this share of the
+# host's wait, so that the end of another collective is rarely taken for it.
+MOST_LATE = 0.5
 # Beginning and end in microseconds of the trace's clock.
 Span = tuple[float, float]
 
 
 class _Call(NamedTuple):
-    """A collective. `kind`: None if its name tells none; `moment`: when the host began it, which tells its step."""
+    """A part of a collective. `kind`: None if its name tells none; `moment`: when the host began it, in its step.
+
+    `number`: 1 for the main part, and 0 for others.
+    """
 
     kind: Collective | None
     moment: float
     span: Span
+    number: int
     bytes: float
 
 
@@ -42,14 +50,12 @@ def rank_steps(trace: Trace, windows: Sequence[Window], device: str | None, imag
     `device`: number of the GPU, None for a CPU; `images`: batch size of the rank.
     """
     if device is None:
-        calls = [
-            _Call(kind_of(window.name), window.began, (window.began, window.ended), 0.0) for window in trace.collectives
-        ]
+        calls = list(_on_host(trace))
         idle, lasted = _waits(trace, calls), [(window.began, window.ended) for window in windows]
     else:
         kernels = [(event, moment) for event, moment in _launched(trace, device) if event.is_kernel]
         calls = [
-            _Call(kind_of(event.collective or event.name), moment, (event.began, event.ended), event.message_bytes)
+            _Call(kind_of(event.collective or event.name), moment, (event.began, event.ended), 1, event.message_bytes)
             for event, moment in kernels
             if COMMUNICATION.search(event.name)
         ]
@@ -71,12 +77,15 @@ def rank_steps(trace: Trace, windows: Sequence[Window], device: str | None, imag
             hidden_s=own_s - exposed_s,
             exposed_s=exposed_s,
             images=images,
-            kinds={
-                kind: KindStep(len(alike), sum(call.bytes for call in alike), *_times_s(alike, idle))
-                for kind, alike in of_kind.items()
-            },
+            kinds={kind: _of_kind(alike, idle) for kind, alike in of_kind.items()},
         )
     return found
+
+
+def _of_kind(calls: Sequence[_Call], idle: Sequence[Span]) -> KindStep:
+    own_s, exposed_s = _times_s(calls, idle)
+    number, size = sum(call.number for call in calls), sum(call.bytes for call in calls)
+    return KindStep(number=number, bytes=size, own_s=own_s, exposed_s=exposed_s)
 
 
 def kind_of(name: str) -> Collective | None:
@@ -120,8 +129,24 @@ def _on_device(windows: Sequence[Window], kernels: Sequence[tuple[OnDevice, floa
     return known
 
 
+def _on_host(trace: Trace) -> Iterator[_Call]:
+    """Collectives of libraries for CPUs, each with the operator that began it."""
+    for begun in trace.collectives:
+        kind, call = kind_of(begun.call.name), begun.call
+        # Of other kinds the output may be larger, and its shape is unknown.
+        is_known = kind in {Collective.ALL_REDUCE, Collective.BROADCAST, Collective.REDUCE}
+        tensors = zip(call.dims, call.types, strict=False)
+        sizes = (math.prod(dims) * BITS[name] / 8 for dims, name in tensors if name in BITS)
+        yield _Call(kind, begun.began, (begun.began, begun.ended), 1, sum(sizes) if is_known else 0.0)
+    for operators in trace.operators.values():
+        for operator in operators:
+            if operator.call.name.startswith("c10d::"):
+                span = operator.began, operator.ended
+                yield _Call(kind_of(operator.call.name), operator.began, span, 0, 0.0)
+
+
 def _waits(trace: Trace, calls: Sequence[_Call]) -> list[Span]:
-    """Times at which the host waited for collectives: from the end of an operator to that of a collective.
+    """Times at which the host waited for collectives: gaps between operators, at whose end a collective has ended.
 
     Only operators that call no other one count, because an operator may wait inside.
     """
@@ -133,11 +158,11 @@ def _waits(trace: Trace, calls: Sequence[_Call]) -> list[Span]:
             for operator, following in zip(operators, starts, strict=True)
             if following >= operator.ended and not COMMUNICATION.search(operator.call.name)
         ]
-    ends, waits = sorted(call.span[1] for call in calls), []
+    ends, waits = sorted(call.span[1] for call in calls if call.number), []
     for began, ended in _gaps(computed):
-        index = bisect_right(ends, ended) - 1
+        index = bisect_right(ends, ended + MOST_LATE * (ended - began)) - 1
         if index >= 0 and ends[index] > began:
-            waits.append((began, ends[index]))
+            waits.append((began, min(ended, ends[index])))
     return waits
 
 

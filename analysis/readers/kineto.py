@@ -123,7 +123,7 @@ class Trace:
     launches: dict[int | str, tuple[Thread, float]] = field(default_factory=dict)
     steps: list[Window] = field(default_factory=list)
     optimizer_steps: list[Window] = field(default_factory=list)
-    collectives: list[Window] = field(default_factory=list)
+    collectives: list[Operator] = field(default_factory=list)
     data_waits: list[Window] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     losses: list[str] = field(default_factory=list)
@@ -328,6 +328,12 @@ class _Builder:
         if _ANNOTATED.match(name):
             self._annotation(name, began, ended, thread, arguments)
             return
+        self.trace.runs_on_gpu = self.trace.runs_on_gpu or _OF_GPUS.match(name) is not None
+        self.trace.operators.setdefault(thread, []).append(self._executed(name, began, ended, arguments))
+        if _ON_HOST.match(name):
+            self._annotation(name, began, ended, thread, arguments)
+
+    def _executed(self, name: str, began: float, ended: float, arguments: Mapping[str, Any]) -> Operator:
         call = Call(
             name=name,
             dims=_shapes(arguments.get("Input Dims", arguments.get("Input dims"))),
@@ -335,12 +341,7 @@ class _Builder:
             types=_texts(arguments.get("Input type")),
             values=_texts(arguments.get("Concrete Inputs")),
         )
-        call = self._calls.setdefault(call, call)
-        self.trace.runs_on_gpu = self.trace.runs_on_gpu or _OF_GPUS.match(name) is not None
-        operator = Operator(call=call, began=began, ended=ended, id=_id(arguments))
-        self.trace.operators.setdefault(thread, []).append(operator)
-        if _ON_HOST.match(name):
-            self._annotation(name, began, ended, thread, arguments)
+        return Operator(call=self._calls.setdefault(call, call), began=began, ended=ended, id=_id(arguments))
 
     def _runtime(self, name: str, began: float, _: float, thread: Thread, arguments: Mapping[str, Any]) -> None:
         self.trace.runs_on_gpu = self.trace.runs_on_gpu or _LAUNCH.search(name) is not None
@@ -362,14 +363,14 @@ class _Builder:
             )
         )
 
-    def _annotation(self, name: str, began: float, ended: float, thread: Thread, _: Mapping[str, Any]) -> None:
+    def _annotation(self, name: str, began: float, ended: float, thread: Thread, arguments: Mapping[str, Any]) -> None:
         window = Window(name=name, process=thread[0], began=began, ended=ended)
         if _STEP.match(name):
             self.trace.steps.append(window)
         elif _OPTIMIZER_STEP.match(name):
             self.trace.optimizer_steps.append(window)
         elif _ON_HOST.match(name):
-            self.trace.collectives.append(window)
+            self.trace.collectives.append(self._executed(name, began, ended, arguments))
         elif name.startswith(_DATA):
             self.trace.data_waits.append(window)
 

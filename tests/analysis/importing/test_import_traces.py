@@ -226,7 +226,7 @@ def test_traces_of_all_ranks_are_one_run(run: Analyze, tmp_path: Path) -> None:
     code, out, err = run("import", "a.json.gz", "b.json", "--model", "small", "--batch-size", "4")
     assert (code, len(out.splitlines())) == (ExitCode.DONE, 1)
     assert "rank 1 communicates for 0 s of a step beside its computation, and for 180 µs alone (all_reduce)" in err
-    assert "rank 0 limits scaling: a device waits 7.5 % of the step for a slower one, on average" in err
+    assert "rank 0 alone limits scaling: a device waits 7.5 % of the step for a slower one, on average" in err
 
     (folder,) = (tmp_path / "results").iterdir()
     record = bundle.read_record(folder)
@@ -250,9 +250,7 @@ def test_traces_of_all_ranks_are_one_run(run: Analyze, tmp_path: Path) -> None:
         pytest.param([rank(0), rank(1, 5, first=1, wait_us=180)], 0, None, id="not all steps"),
     ],
 )
-def test_ranks_of_which_not_all_is_known(
-    tmp_path: Path, texts: list[str], slowest: int | None, why: str | None
-) -> None:
+def test_ranks_that_are_not_all_known(tmp_path: Path, texts: list[str], slowest: int | None, why: str | None) -> None:
     first, second = (save(tmp_path, text, f"{number}.json") for number, text in enumerate(texts))
     (folder,) = import_file(first, GIVEN, output=tmp_path / "results", beside=[second])
     found = bundle.read_record(folder).ranks

@@ -1,5 +1,7 @@
 """Hidden and exposed communication in traces of a rank, against times added up by hand; in microseconds."""
 
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -7,10 +9,16 @@ import pytest
 from analysis.readers import kineto
 from analysis.readers.attribution import steps_of
 from analysis.readers.communication import kind_of, rank_steps
+from tests.analysis.readers.traces import gloo_ranks
 from tests.analysis.readers.traces.kineto_traces import Event, annotation, document, kernel, launch, operator
 from workload.contract.ranks import Collective, RankStep
 
 REDUCE, SCATTER = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)", "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(...)"
+
+
+# Bytes of the gradients of two layers in fp32.
+BYTES = 4 * (256 * 256 + 256 + 10 * 256 + 10)
+FIXTURE = Path(__file__).parent / "gloo"
 
 
 def steps_in(events: list[Event], device: str | None) -> dict[int, RankStep]:
@@ -74,7 +82,7 @@ def on_cpu(at: float, number: int, *events: Event) -> list[Event]:
     return [
         annotation(f"ProfilerStep#{number}", at, 1000),
         operator("autograd::engine::evaluate_function: AddmmBackward0", at + 100, 600),
-        *(operator("aten::mm", at + began, length) for began, length in ((10, 90), (110, 90), (250, 50), (650, 50))),
+        *(operator("aten::mm", at + began, length) for began, length in ((10, 90), (110, 138), (250, 50), (650, 50))),
         *shifted,
     ]
 
@@ -92,6 +100,7 @@ def gloo(name: str, began: float, length: float) -> Event:
         pytest.param([gloo("all_reduce", 150, 700)], 700, 150, id="the step goes on and waits at its end"),
         pytest.param([gloo("all_reduce", 120, 300), gloo("all_reduce", 200, 400)], 480, 300, id="two at a time"),
         pytest.param([operator("c10d::allreduce_", 305, 5), gloo("all_reduce", 310, 200)], 200, 200, id="its call"),
+        pytest.param([gloo("all_reduce", 310, 350)], 350, 340, id="its end is recorded late"),
         pytest.param([operator("gloo:all_reduce", 310, 200, tid=99)], 200, 200, id="as older versions record it"),
         pytest.param([], 0, 0, id="none"),
     ],
@@ -122,3 +131,37 @@ def test_on_a_cpu_a_gap_between_operators_is_a_wait_if_a_collective_ends_in_it(
 )
 def test_kind_of_a_collective(name: str, kind: Collective | None) -> None:
     assert kind_of(name) == kind
+
+
+# --- two real ranks, of which one sleeps for 50 ms in each step
+
+
+def compared(folder: Path) -> None:
+    """The waiting rank's exposed time in its trace is that of our hooks; the sleeping rank waits much less."""
+    exposed_s = []
+    for rank in range(2):
+        trace = kineto.read(gloo_ranks.trace(folder, rank), file="t.json")
+        assert kineto.rank_of(trace.facts["distributedInfo"]) == (rank, 2)
+        found = steps_of(trace, None)
+        assert found is not None
+        steps = rank_steps(trace, found.windows or (), None, 8)
+        assert {kind: figures[:2] for kind, figures in steps[1].kinds.items()} == {"all_reduce": (1, BYTES)}
+        exposed_s.append(
+            [(step.exposed_s, gloo_ranks.measured_s(folder, rank)[number]) for number, step in steps.items()]
+        )
+    waiting, sleeping = ([median(values) for values in zip(*steps, strict=True)] for steps in exposed_s)
+    assert waiting[0] == pytest.approx(waiting[1], rel=0.05)
+    assert max(sleeping) < 0.5 * min(waiting)
+    assert min(waiting) > 0.9 * gloo_ranks.SLEEP_S
+
+
+def test_recorded_traces_of_gloo_have_the_exposed_time_that_hooks_measured() -> None:
+    """Recorded by `python -m tests.analysis.readers.traces.gloo_ranks` with torch 2.15."""
+    compared(FIXTURE)
+
+
+@pytest.mark.world
+@pytest.mark.slow
+def test_traces_of_gloo_have_the_exposed_time_that_hooks_measure(tmp_path: Path) -> None:
+    gloo_ranks.record(tmp_path)
+    compared(tmp_path)
