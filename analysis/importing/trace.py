@@ -106,7 +106,8 @@ def make(file: File, decoded: Decoded, user: UserFacts, output: Path, *, beside:
         device_type=None if traced.is_untimed else Device.CPU if traced.device is None else Device.CUDA,
         place=None,
         image_size=attribution.model.image_size,
-        ranks=ranks.world if ranks else None,
+        machines=ranks.machines if ranks else None,
+        devices=ranks.world // ranks.machines if ranks else None,
     )
     imported = file.described(Profile.TORCH, user)
     record = new_record(facts, user, imported, started_at=None, measured=None)
@@ -143,11 +144,13 @@ def _packed(content: bytes) -> bytes:
 class _Ranks:
     """Traces of ranks that trained together. `world`: number of all ranks; `steps`: of each rank that has a trace.
 
-    `copies`: contents of the other traces by their paths in the bundle; `losses`: what is missing in them.
+    `hosts`: of each of these ranks, none if one is unknown. `copies`: contents of the other traces by their paths in
+    the bundle; `losses`: what is missing in them.
     """
 
     world: int
     backend: str | None
+    hosts: tuple[str, ...]
     steps: Mapping[int, Mapping[int, RankStep]]
     copies: Mapping[str, bytes]
     losses: tuple[str, ...]
@@ -160,11 +163,12 @@ class _Ranks:
             return None
         rank, world = found
         steps = {rank: rank_steps(first.trace, first.attribution.steps.windows or (), first.device, images)}
-        copies, losses = dict[str, bytes](), list[str]()
+        copies, losses, hosts = dict[str, bytes](), list[str](), [first.trace.facts.get("host_name")]
         for file in beside:
             trace, device, marked = _opened(decode(file.content), user, str(file.path))
             rank, _ = kineto.rank_of(trace.facts.get("distributedInfo")) or (len(steps), world)
             steps[rank] = rank_steps(trace, marked.windows or (), device, images)
+            hosts.append(trace.facts.get("host_name"))
             copies[RANK_COPY.format(rank)] = _packed(file.content)
             losses += (f"rank {rank}: {loss}" for loss in trace.losses)
             if not set.intersection(*map(set, steps.values())):
@@ -172,7 +176,21 @@ class _Ranks:
                     f"'{file.path}' has no marked step in common with the traces of the other ranks",
                     hint="call profiler.step() after each step in all ranks, and export them in the same step",
                 )
-        return cls(world=world, backend=facts.get("backend"), steps=steps, copies=copies, losses=tuple(losses))
+        known = tuple(host for host in hosts if isinstance(host, str))
+        return cls(
+            world=world,
+            backend=facts.get("backend"),
+            hosts=known if len(known) == len(steps) else (),
+            steps=steps,
+            copies=copies,
+            losses=tuple(losses),
+        )
+
+    @property
+    def machines(self) -> int:
+        """Number of machines, each with as many ranks; 1 if it is not known from the traces of all ranks."""
+        number = len(set(self.hosts)) or 1
+        return number if len(self.hosts) == self.world and self.world % number == 0 else 1
 
     def summary(self) -> Ranks | None:
         """Section `ranks` of run.json; None for the trace of a single rank."""
@@ -181,7 +199,8 @@ class _Ranks:
         found = summarized([*self.steps.values()], least=LEAST_TRACED_STEPS)
         if len(self.steps) < self.world:
             found = replace(found, slowest=None, why=f"only {len(self.steps)} of {self.world} ranks have a trace")
-        return replace(found, number=self.world, backend=self.backend)
+        hosts = list(self.hosts) if len(set(self.hosts)) > 1 else None
+        return replace(found, number=self.world, backend=self.backend, hosts=hosts)
 
     def notes(self) -> Iterator[str]:
         """Notes on the communication: of the rank with the shortest waits, and of that with the longest."""
@@ -199,8 +218,14 @@ class _Ranks:
                     f" {seconds(exposed_s[rank], 3)} alone ({', '.join(kinds)})"
                 )
         if (found := self.summary()) and (shares := waits(found)):
-            slowest = None if found.slowest is None else f"{found.slowest:g}"
-            yield limit_sentence(shares, slowest, longest=communication(found), is_alone=is_alone_slow(found))
+            slowest = None if found.slowest is None else int(found.slowest)
+            yield limit_sentence(
+                shares,
+                None if slowest is None else str(slowest),
+                longest=communication(found),
+                host=found.hosts[slowest] if found.hosts and slowest is not None else None,
+                is_alone=is_alone_slow(found),
+            )
 
 
 def _median(steps: Mapping[int, RankStep], name: str) -> float:

@@ -210,7 +210,8 @@ def test_the_same_trace_again_is_refused(tmp_path: Path) -> None:
 
 def rank(number: int, steps: int = 6, *, wait_us: float = 30, first: int = 0, ranks: int = 2) -> str:
     """The trace of a rank that waits in each of its steps of 1000 us for `wait_us` in an all-reduce."""
-    text = gpu_trace(steps + first, distributedInfo={"backend": "nccl", "rank": number, "world_size": ranks})
+    world = {"backend": "nccl", "rank": number, "world_size": ranks}
+    text = gpu_trace(steps + first, distributedInfo=world, host_name=f"node{number}")
     trace = json.loads(text)
     trace["traceEvents"] = [
         event | ({"dur": wait_us} if event["name"].startswith("nccl") else {})
@@ -226,15 +227,16 @@ def test_traces_of_all_ranks_are_one_run(run: Analyze, tmp_path: Path) -> None:
     code, out, err = run("import", "a.json.gz", "b.json", "--model", "small", "--batch-size", "4")
     assert (code, len(out.splitlines())) == (ExitCode.DONE, 1)
     assert "rank 1 communicates for 0 s of a step beside its computation, and for 180 µs alone (all_reduce)" in err
-    assert "rank 0 alone limits scaling: a device waits 7.5 % of the step for a slower one, on average" in err
+    assert "rank 0 on node0 alone limits scaling: a device waits 7.5 % of the step for a slower one, on average" in err
 
     (folder,) = (tmp_path / "results").iterdir()
     record = bundle.read_record(folder)
-    assert (record.spec.devices, record.imported and record.imported.file) == (2, "b.json")
+    assert (record.spec.machines, record.spec.devices, record.imported and record.imported.file) == (2, 1, "b.json")
     assert gzip.decompress((folder / "torch/rank1.json.gz").read_bytes()).decode() == rank(1, wait_us=180)
     found = record.ranks
     assert found is not None
-    assert (found.number, found.backend, found.steps, found.slowest, found.why) == (2, "nccl", [6, 6], 0, None)
+    assert (found.number, found.backend, found.slowest, found.why) == (2, "nccl", 0, None)
+    assert (found.steps, found.hosts) == ((6, 6), ("node0", "node1"))
     assert found.exposed_s == pytest.approx([30e-6, 180e-6])
     # A step lasts from its first kernel to that of the next one.
     assert found.own_s == pytest.approx([970e-6, 820e-6])
