@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pandas as pd
 
@@ -158,7 +159,7 @@ class _Ranks:
     @classmethod
     def read(cls, first: _Traced, beside: Iterable[File], user: UserFacts, images: int) -> "_Ranks | None":
         """Ranks of the trace `first` and of the traces `beside` it; None for a process that trained alone."""
-        facts = first.trace.facts.get("distributedInfo")
+        facts: Any = first.trace.facts.get("distributedInfo")
         if (found := kineto.rank_of(facts)) is None:
             return None
         rank, world = found
@@ -229,7 +230,7 @@ class _Ranks:
 
 
 def _median(steps: Mapping[int, RankStep], name: str) -> float:
-    return median(getattr(step, name) for step in steps.values())
+    return float(median(getattr(step, name) for step in steps.values()))
 
 
 def _opened(decoded: Decoded, user: UserFacts, file: str) -> tuple[Trace, str | None, Steps]:
