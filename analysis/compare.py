@@ -4,7 +4,7 @@ The figure of a run is its images over its wall time. If both sides share two bl
 within the blocks, even if the interval is wider; else as two independent samples.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
@@ -18,18 +18,14 @@ from analysis.loading.configurations import (
     ARGUMENT,
     CONFIGURATION,
     DATA_DETAILS,
+    NUMBERS,
     PLACE,
     SOFTWARE,
-    Group,
-    group,
     label,
-    measured,
     needs_no_digest,
     shown,
 )
-from analysis.loading.run_row import SLOW_RANK, WAITS
 from analysis.loading.tables import Tables, joined
-from analysis.loading.tables import rows as rows_of
 from analysis.pairing import (
     MACHINE,
     OF_EVERY_SCRIPT,
@@ -53,8 +49,7 @@ from analysis.statistics.comparison import (
 )
 from analysis.statistics.comparison import compare as compare_runs
 from analysis.statistics.samples import LEAST_FOR_SPREAD, Interval, too_few
-from workload.contract.errors import RooflaunchError
-from workload.contract.ranks import limit_sentence
+from analysis.summary import usd_per_h
 from workload.contract.tables import Column, Role, facts, number
 from workload.contract.text import counted, digits_beside_one, percent, plain
 from workload.stats.design import Contrast
@@ -62,8 +57,10 @@ from workload.stats.intervals import LEAST_REPLICATES, LEVEL
 
 # If the whole interval of the ratio is closer to 1 than this, the verdict names no winner, even if one is certain.
 SAME_WITHIN = 0.001
-# Meaning of the ratio if numbers of devices are compared.
-PER_DEVICE = "images/s per device, so the ratio to 1 device is the efficiency"
+# Meaning of the ratio if numbers of machines or of devices are compared.
+PER_DEVICE = {
+    name: f"images/s per device, so the ratio to 1 {name.removesuffix('s')} is the efficiency" for name in NUMBERS
+}
 # Characters of a commit, as `launch duel` shows it.
 SHORT_COMMIT = 10
 # Facts that the column `note` names if both sides also differ in them, because they may explain the difference.
@@ -85,8 +82,10 @@ COLUMNS = (
     Column(name="effect", heading="effect", digits=3),
     Column(name="smallest_detectable_ratio", heading="detectable from"),
     Column(name="joules_ratio", heading="energy right/left", digits=3, optional=True),
+    Column(name="cost_ratio", heading="cost right/left", digits=3, optional=True),
     Column(name="busy", heading="busy", optional=True, detail=True),
     Column(name="verdict", heading="verdict", role=Role.SENTENCE),
+    Column(name="gain", heading="all together", optional=True, role=Role.NOTE),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
     *DATA_DETAILS,
 )
@@ -245,13 +244,14 @@ def _line(pair: Pair, by: str, comparison: Comparison, *, level: float, count: i
         "blocks": within.blocks if within else None,
         "effect": comparison.hedges_g,
         "joules_ratio": _joules_ratio(pair),
+        **_gain(pair, by, comparison.ratio, interval, level),
         "busy": comparison.busy,
         "smallest_detectable_ratio": None if detectable is None else float(np.exp(detectable)),
         "verdict": verdict(comparison, left=left, right=right, level=level, detectable=detectable, count=count),
         "note": joined(
             [
                 *([f"on {pair.shared['place']}"] if by not in MACHINE and pair.shared.get("place") else []),
-                *([PER_DEVICE] if by == "devices" else []),
+                *([PER_DEVICE[by]] if by in NUMBERS else []),
                 *pair.pool,
                 *_blocks_words(pair, comparison),
                 *_also_different(pair, by),
@@ -326,8 +326,9 @@ def _percent(level: float) -> str:
 
 def _name(by: str, side: Side) -> str:
     """Value of a side in words; for a place, with its device."""
-    if by == "devices" and side.value:
-        return f"each of {counted(int(side.value), 'device')}" if side.value > 1 else "1 device"
+    if by in NUMBERS and side.value:
+        text = counted(int(side.value), by.removesuffix("s"))
+        return f"each of {text}" if side.value > 1 else text
     if isinstance(side.value, int | float) or by.startswith(ARGUMENT):
         return shown(by, side.value)
     text = value_text(by, side.value)
@@ -336,6 +337,44 @@ def _name(by: str, side: Side) -> str:
         return f"{text} (commit {', '.join(commits)})" if commits else text
     devices = sorted({str(case["device_name"]) for case in side.runs if case["device_name"]})
     return f"{text} ({', '.join(devices)})" if by == "place" and devices and devices != [text] else text
+
+
+def _gain(pair: Pair, by: str, ratio: float | None, interval: Interval | None, level: float) -> dict[str, Any]:
+    """Cells on all machines or devices of the right side together, against those of the left side.
+
+    `cost_ratio`: cost of the same work, None if a price is unknown. `gain`: words on the speed-up and this cost.
+    Without prices, numbers of machines are compared by machine-hours, because the machines are alike.
+    """
+    left, right = (side.value for side in pair.sides)
+    if by not in NUMBERS or ratio is None or not (left and right):
+        return {"cost_ratio": None, "gain": None}
+    unit, ends = by.removesuffix("s"), (interval.low, interval.high) if interval else ()
+    speedups = [each * right / left for each in (ratio, *ends)]
+    at = f"{_percent(level)}: " if ends else ""
+    words = [_ranged(speedups, f"times as fast as {counted(int(left), unit)}", at)]
+    usd_left, usd_right = (_usd_per_h(side) for side in pair.sides)
+    per_h, what = (right / left, "machine-hours") if by == "machines" else (None, "")
+    if usd_left and usd_right:
+        per_h, what = usd_right / usd_left, "cost"
+    if per_h:
+        cost, *others = (per_h / each for each in speedups)
+        words.append(_ranged([cost, *reversed(others)], f"times the {what} per epoch"))
+    return {
+        "cost_ratio": cost if what == "cost" else None,
+        "gain": f"{counted(int(right), unit)}: {', '.join(words)}",
+    }
+
+
+def _ranged(figures: Sequence[float], what: str, at: str = "") -> str:
+    """`1.81 times as fast (1.74 to 1.88)`. `figures`: the figure, and the ends of its interval if it has one."""
+    figure, *ends = (f"{each:.2f}" for each in figures)
+    return f"{figure} {what}" + (f" ({at}{' to '.join(ends)})" if ends else "")
+
+
+def _usd_per_h(side: Side) -> float | None:
+    """USD per hour of all machines of a run of this side; None if unknown, or if only some of the runs were spot."""
+    usd = usd_per_h(side.runs) if len({case["spot"] for case in side.runs}) == 1 else None
+    return usd and usd * (side.runs[0]["machines"] or 1)
 
 
 def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:
@@ -463,100 +502,3 @@ def _of_contrast(contrast: Contrast, pair: Pair) -> Comparison:
     if contrast.blocks >= LEAST_REPLICATES:
         return comparison
     return comparison.without_difference(too_few(contrast.blocks, "block"))
-
-
-BY = "devices"
-# Facts that a run of one device must share with a run of several. `batch_size` and `threads` are those of each device.
-EQUAL = tuple(fact for fact in (*CONFIGURATION, *PLACE) if fact != BY)
-# Maximum number of facts that a reason names.
-MOST_NAMED = 3
-
-
-def scaling(results: Tables, every: Sequence[Case] | None = None) -> list[dict[str, Any]]:
-    """A row for each group of runs on several devices; none without such runs. `every`: all runs as cases, if known.
-
-    `images_per_s`: of each device, `all_images_per_s`: of all. `efficiency`: images/s of each device over images/s of
-    one device at the same batch size and number of threads per device; 1 is perfect. `efficiency_low` and
-    `efficiency_high`: ends of its interval, by the rules of `analysis.compare`. `why`: why efficiency or interval is
-    absent. `limit`: the largest of the shares of a step in which devices wait, with the number of runs if they differ;
-    `sentence`: what limits scaling, by the medians of these shares.
-    """
-    groups = group(measured(results.runs))
-    several = [pool for pool in groups if (pool[BY] or 1) > 1]
-    found = dict(_efficiencies(results, every)) if several else {}
-    alone = [pool for pool in groups if pool[BY] == 1]
-    rows = []
-    for pool in several:
-        efficiency = found.get(pool.texts("run_id")[0]) or {"why": _why_none(pool, alone)}
-        rows.append({**pool.facts, **_figures(pool), **dict.fromkeys(EFFICIENCY), **efficiency})
-    return rows
-
-
-EFFICIENCY = ("efficiency", "efficiency_low", "efficiency_high", "level", "why", "note")
-
-
-def _figures(pool: Group) -> dict[str, Any]:
-    limits = Counter(pool.texts("scaling_limit"))
-    names = [
-        f"{limit} {counted(number, 'run')}" if len(limits) > 1 else limit for limit, number in limits.most_common()
-    ]
-    shares = {column: pool.median(column) for column in WAITS}
-    known = {WAITS[column]: share for column, share in shares.items() if share is not None}
-    # A rank is named if it limits all runs.
-    rank = next(iter(limits)).removeprefix(SLOW_RANK) if len(limits) == 1 else ""
-    return {
-        "runs": len(pool),
-        "images_per_s": pool.median("images_per_s"),
-        "all_images_per_s": pool.median("all_images_per_s"),
-        **shares,
-        "limit": ", ".join(names) or None,
-        "sentence": limit_sentence(known, rank if rank.isdecimal() else None) or None,
-    }
-
-
-def _efficiencies(results: Tables, every: Sequence[Case] | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each run on several devices that has a counterpart on one device, with the efficiency of its group.
-
-    If several pools of runs on one device are counterparts, as with two drivers, the largest pool comes last.
-    """
-    try:
-        pairing = pair_up(results, BY, baseline="1", every=every)
-    except RooflaunchError:
-        return
-    found = zip(pairing.pairs, rows_of(of_pairs(pairing)), strict=True)
-    for pair, row in sorted(found, key=lambda item: len(item[0].left.runs)):
-        efficiency = {
-            "efficiency": row["ratio"],
-            "efficiency_low": row["ratio_low"],
-            "efficiency_high": row["ratio_high"],
-            "level": row["level"],
-            "why": None if row["level"] else row["verdict"].removeprefix("no winner: "),
-            # Without notes that are clear from the row's place and the word efficiency.
-            "note": joined(
-                [
-                    *(
-                        text
-                        for text in (row["note"] or "").split("; ")
-                        if text not in (f"on {pair.shared['place']}", PER_DEVICE)
-                    ),
-                    row["busy"],
-                ]
-            ),
-        }
-        for case in pair.right.runs:
-            yield case.run_id, efficiency
-
-
-def _why_none(pool: Group, alone: Sequence[Group]) -> str:
-    differences = [[fact for fact in EQUAL if other[fact] != pool[fact]] for other in alone]
-    if not differences:
-        return "no run on one device"
-    other, facts = min(zip(alone, differences, strict=True), key=lambda item: len(item[1]))
-    if not facts:
-        return "no run on one device with the same software"
-    named = ", ".join(
-        f"{shown(fact, other[fact])} instead of {value_text(fact, pool[fact])}" for fact in facts[:MOST_NAMED]
-    )
-    more = f" and {len(facts) - MOST_NAMED} more differences" if len(facts) > MOST_NAMED else ""
-    cure = f"; OMP_NUM_THREADS={pool['threads']:g} sets it" if facts == ["threads"] and pool["threads"] else ""
-    return f"no run on one device is otherwise equal: the nearest has {named}{more}{cure}"

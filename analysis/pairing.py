@@ -17,6 +17,7 @@ from analysis.loading.cases import Case, arguments_in, besides, cases, with_argu
 from analysis.loading.configurations import (
     ARGUMENT,
     CONFIGURATION,
+    NUMBERS,
     PLACE,
     SOFTWARE,
     label,
@@ -69,7 +70,7 @@ DEFAULT_ORDER = tuple(
     )
 )
 # Facts that a script's arguments do not decide: scripts are compared although they differ in the other facts.
-OF_EVERY_SCRIPT = ("model", "unit", "devices")
+OF_EVERY_SCRIPT = ("model", "unit", *NUMBERS)
 # The 15 pairs of 6 values fit a screen, and keep most of their power under Holm's correction.
 MOST_VALUES = 6
 # Maximum number of values that a message lists.
@@ -153,11 +154,12 @@ def pair_up(
     """
     is_argument = by is not None and by.startswith(ARGUMENT)
     _require_comparable([*([by] if by and not is_argument else []), *allow_mixed])
-    if "devices" in allow_mixed:
-        raise UsageError(
-            "runs on different numbers of devices are never mixed: their figures are those of one device",
-            hint="--by devices compares them",
-        )
+    for fact in NUMBERS:
+        if fact in allow_mixed:
+            raise UsageError(
+                f"runs on different numbers of {fact} are never mixed: their figures are those of one device",
+                hint=f"--by {fact} compares them",
+            )
     runs = measured(results.runs)
     runs = runs[runs["images_per_s"] > 0]
     wanted = set(runs["run_id"])
@@ -250,12 +252,14 @@ def _nothing(compared: Sequence[Case], by: str | None, options: _Options) -> Not
             hint="add folders with other runs: analyze compare RESULTS MORE_RESULTS",
         )
     mixed = {fact: [other for other in nearest if other in _equal_facts(fact)] for fact in nearest}
-    # Numbers of devices are never mixed.
-    first = "devices" if "devices" in nearest else min(nearest, key=lambda fact: len(mixed[fact]))
+    fixed = [fact for fact in NUMBERS if fact in nearest]
+    first = fixed[0] if fixed else min(nearest, key=lambda fact: len(mixed[fact]))
     return NothingToDoError(
         f"nothing to compare: no two of {runs} differ in {label(by) if by else 'one setting'} alone; "
         f"the nearest two differ in {', '.join(map(label, nearest))}",
-        hint=" --allow-mixed ".join([f"--by {first}", *sorted(options.allow_mixed), *mixed[first]]) + " compares them",
+        hint="add runs that differ in the number of machines alone, or of devices"
+        if len(fixed) > 1
+        else " --allow-mixed ".join([f"--by {first}", *sorted(options.allow_mixed), *mixed[first]]) + " compares them",
     )
 
 

@@ -14,14 +14,16 @@ from typing import Any, NamedTuple, Self
 import pandas as pd
 
 from analysis.loading import units
-from analysis.loading.cases import after_program
+from analysis.loading.cases import Case, after_program
 from analysis.loading.configurations import (
     CONFIGURATION,
     DETAILS,
     NAMED_COLUMNS,
+    NUMBERS,
     PLACE,
     SOFTWARE,
     Group,
+    devices_of,
     group,
     measured,
 )
@@ -107,7 +109,7 @@ class Work(NamedTuple):
             return cls(" or ".join(Amount(samples, unit).text for unit in each), samples)
         # Batches of tokens are measured in sequences, which are the samples of the data.
         per_unit = (known / done["epoch_images"]).where(done["unit"] != TOKENS, 1)
-        batches = (done["batch_size"] * done["devices"] * per_unit).fillna(1)
+        batches = (done["batch_size"] * done[[*NUMBERS]].prod(axis="columns") * per_unit).fillna(1)
         if done.empty or known.isna().any() or known.max() - known.min() >= batches.max():
             return cls(" or ".join(Amount.usual(unit).text for unit in each), is_own=False)
         if done["samples"].notna().any():
@@ -116,14 +118,18 @@ class Work(NamedTuple):
         return cls(f"an epoch of {passed.text}", known.max(), in_samples=True)
 
     def cells(self, pool: Group, usd_per_h: float | None) -> dict[str, Any]:
-        """Cells of a row: seconds, and cost with its interval, which is that of the rate: the price is exact."""
+        """Cells of a row: seconds, and cost with its interval, which is that of the rate: the price is exact.
+
+        `usd_per_h`: price of each machine.
+        """
         rate, number = pool.rate, self.number if self.is_own else Amount.usual(units.unit_of(pool.facts)).number
         if self.in_samples:
             pairs = zip(pool.numbers("epoch_images"), pool.numbers("epoch_samples"), strict=True)
             number *= median([images / samples for images, samples in pairs if images > 0] or [1.0])
         ends = (rate.interval.high, rate.interval.low) if rate.interval else (None, None)
         # The rate is that of one device.
-        number /= pool["devices"] or 1
+        number /= devices_of(pool.facts)
+        usd_per_h = usd_per_h and usd_per_h * (pool["machines"] or 1)
         times_s = [number / each if each and each > 0 else None for each in (rate.value, *ends)]
         usd = [time_s * usd_per_h / SECONDS_PER_H if time_s and usd_per_h else None for time_s in times_s]
         told = {"epoch_of": self.text, "epoch_is_own": self.is_own, "epoch_s": times_s[0]}
@@ -146,7 +152,7 @@ def summarize(runs: pd.DataFrame, samples: float | None = None) -> pd.DataFrame:
     work = Work.of(runs, samples)
     lines = [_line(pool, work) for pool in group(runs)]
     _add_gains(lines)
-    if not any((line["devices"] or 1) > 1 for line in lines):
+    if not any(devices_of(line) > 1 for line in lines):
         # It would repeat `images_per_s`.
         lines = [line | {"all_images_per_s": None} for line in lines]
     best: dict[str, float] = defaultdict(float)
@@ -260,6 +266,17 @@ def list_price(
         if same and figure is not None and (row.gpus == devices or not row.machine_type.startswith("n1-")):
             return figure, f"list of {row.read}"
     return None
+
+
+def usd_per_h(runs: Sequence[Case]) -> float | None:
+    """Median price of a machine of these runs, from their records or the list; None if none is known."""
+    found = []
+    for case in runs:
+        facts = {name: case[name] for name in ("machine_type", "device_name", "region", "spot")}
+        listed = None if case["usd_per_h"] else list_price(**facts, devices=case["devices"] or 1)
+        found.append(listed[0] if listed else case["usd_per_h"])
+    known = [usd for usd in found if usd]
+    return median(known) if known else None
 
 
 def _cost_row(pool: Group, spot: bool | None, work: Work) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class CountedRun:
         except (OSError, ValueError, KeyError) as error:
             raise BundleError(f"'{folder}' is damaged: {allocations.FILE}: {error}", hint="run again") from error
         # Memory that grows, and a lower bound: no batch is said to fit.
-        at_least, ranks = any(allocations.notes(memory)), int(record.spec.devices or 1)
+        at_least, ranks = any(allocations.notes(memory)), record.spec.ranks
         kind = {"at_least": at_least, "is_compiled": bool(record.spec.compile)}
         step = CountedStep(allocations=found, samples=memory.samples, ranks=ranks, **kind)
         return cls(path=folder, record=record, memory=memory, step=step)
@@ -170,7 +170,7 @@ def _step_of_trainer(spec: RunSpec) -> CountedStep | None:
     if done.returncode:  # the run itself will say what is wrong
         return None
     found, samples = allocations.parse(done.stdout), spec.batch_size
-    return CountedStep(allocations=found, samples=samples, is_compiled=spec.compile, ranks=spec.devices)
+    return CountedStep(allocations=found, samples=samples, is_compiled=spec.compile, ranks=spec.ranks)
 
 
 # --- rows
@@ -312,7 +312,7 @@ def _usd_text(row: Mapping[str, Any], name: str) -> str:
 
 def remarks(run: CountedRun, rows: Sequence[Mapping[str, Any]], amount: Amount) -> Iterator[str]:
     """Sentences on the whole table: what the figures are for, and what is special about the run."""
-    devices = run.record.spec.devices or 1
+    devices = run.record.spec.ranks
     yield from allocations.notes(run.memory)
     if not run.step.scales:
         yield "the largest batch is unknown: the memory of one batch size only was counted"

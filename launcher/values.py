@@ -119,7 +119,7 @@ class Command:
     `first`: fields of the options that are used most.
     `one_machine`: the options name one machine, while other backends' options name a kind of machine, of which there
     may be several. `is_fresh`: machines are created for the launch, so they have no folder of the user, and they get
-    their image from a registry.
+    their image from a registry. `several_machines`: one run may have several of them.
     """
 
     help: str
@@ -129,6 +129,7 @@ class Command:
     first: tuple[str, ...] = ()
     one_machine: bool = False
     is_fresh: bool = False
+    several_machines: bool = False
 
 
 def choice(

@@ -315,7 +315,7 @@ def _train(parsed: argparse.Namespace, timeline: Timeline) -> int:
     profiled_here = resolved.spec.profile is not Profile.NONE and not context.profile_later
     if resolved.spec.repeats > 1 or profiled_here:
         return repeat_trainer(resolved, context, parsed.output)
-    if resolved.spec.devices > 1:
+    if resolved.spec.ranks > 1:
         ranks.start(resolved, context, parsed.output)
         return ExitCode.DONE
     return _train_once(resolved, context, parsed.output, timeline)

@@ -216,7 +216,7 @@ def import_files(
     output: OutputOption = Path("results"),
 ) -> int:
     """Make bundles of other people's logs and profiles; prints the folder of each, and what was left out of it."""
-    from analysis.importing import UserFacts
+    from analysis.importing import UserFacts, of_runs
 
     use_peaks(peaks)
     user = UserFacts(
@@ -232,18 +232,19 @@ def import_files(
         device=gpu_index,
     )
     refused, present = list[tuple[Path, RooflaunchError]](), list[NothingToDoError]()
-    for file in files:
+    runs = of_runs(files)
+    for file, *beside in runs:
         try:
-            _import(file, user, output)
+            _import(file, user, output, beside)
         except NothingToDoError as error:
             present.append(error)
         except RooflaunchError as error:
-            if len(files) == 1:
+            if len(runs) == 1:
                 raise
             refused.append((file, error))
             print(error.report(), file=sys.stderr, flush=True)
     # Files that were imported before are listed; they are an error only if every file was imported before.
-    if len(present) == len(files):
+    if len(present) == len(runs):
         raise present[0]
     for known in present:
         print(f"note       {printable(str(known))}", file=sys.stderr)
@@ -254,10 +255,10 @@ def import_files(
     return ExitCode.DONE
 
 
-def _import(file: Path, user: "UserFacts", output: Path) -> None:
+def _import(file: Path, user: "UserFacts", output: Path, beside: Sequence[Path]) -> None:
     from analysis.importing import import_file
 
-    folders = import_file(file, user, output=output)
+    folders = import_file(file, user, output=output, beside=beside)
     for folder in folders:
         print(printable(str(folder)), flush=True)
     for note in _notes(folders):

@@ -9,11 +9,21 @@ import pandas as pd
 
 from analysis.figures import labels, style
 from analysis.loading import units
-from analysis.loading.configurations import CONFIGURATION, FIGURES, SOFTWARE, Group, completed, group, measured, shown
+from analysis.loading.configurations import (
+    CONFIGURATION,
+    FIGURES,
+    NUMBERS,
+    SOFTWARE,
+    Group,
+    completed,
+    group,
+    measured,
+    shown,
+    together,
+)
 from analysis.loading.tables import Tables, cells, joined
 from analysis.statistics.samples import over_runs
 from workload.contract.record import Status
-from workload.contract.text import counted
 
 # Upper limit of plausible figures: ten million times what all computers of the world do per second, in FLOP or bytes.
 LARGEST = 1e30
@@ -21,7 +31,7 @@ LARGEST = 1e30
 TASK = ("model", "image_size", "dataset")
 # Columns of `measured`: names, facts of the configuration, its figures by `Group.figures`, and others.
 NAMES = ("env", "task", "variant", "place", "device_name", "device_type")
-FACTS = ("model", "batch_size", "precision", "unit", "devices")
+FACTS = ("model", "batch_size", "precision", "unit", *NUMBERS)
 MEDIANS = ("train_flop_per_image", "train_flop_per_step", "usd_per_h", "peak_memory_bytes", "mfu", "hfu")
 MEASURED_COLUMNS = (*NAMES, "series", *FACTS, *FIGURES, "flop_per_s", *MEDIANS, "mfu_peak", "bound_why", "run_ids")
 
@@ -36,7 +46,7 @@ class Material:
     `every`: all runs. `measured`: one row per group of poolable runs, columns as in `MEASURED_COLUMNS`. `runs`: the
     runs in `measured`; column `line` is the row number there. `failed`: configurations of which no run completed.
     `points` and `roofs` are tables of `analysis.roofline`, `kernel_points` of `analysis.kernels`, `costs` of
-    `analysis.summary`, `scaling` of `analysis.compare`; `roofs` has only `env`. `unit`: what throughput counts; the
+    `analysis.summary`, `scaling` of `analysis.scaling`; `roofs` has only `env`. `unit`: what throughput counts; the
     word `units` if the runs count different things. `environments`, `tasks` and `variants`: all names, in the order of
     the figures.
     """
@@ -154,7 +164,8 @@ def _plausible(table: pd.DataFrame) -> pd.DataFrame:
     """Replace impossible figures by NaN, because no axis can show them: a bundle may claim 1e300 images/s."""
     numbers = table.select_dtypes("float")
     size = numbers.abs()
-    return table.assign(**numbers.where((size == 0) | ((size > 1 / LARGEST) & (size < LARGEST))))
+    # `assign` puts each column into memory of its own; pandas warns if columns are added to a table of a hundred.
+    return table.assign(**numbers.where((size == 0) | ((size > 1 / LARGEST) & (size < LARGEST)))).copy()
 
 
 def _rounds(every: pd.DataFrame, keys: Sequence[str], names: Sequence[str]) -> list[list[int]]:
@@ -182,11 +193,11 @@ def by_speed(every: pd.DataFrame, table: pd.DataFrame, column: str) -> list[str]
 
 
 def _variants(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Precision of each run, its number of devices if above 1, and the facts that differ between runs of its model.
+    """Precision of each run, machines and devices that train together, and facts that differ between runs of its model.
 
     Of scripts, the arguments are named, and no fact that each script alone decides.
     """
-    columns = [name for name in CONFIGURATION if name not in (*TASK, "batch_size", "precision", "devices", "script")]
+    columns = [name for name in CONFIGURATION if name not in (*TASK, "batch_size", "precision", *NUMBERS, "script")]
     arguments, values = labels.arguments(facts), labels.known_values(facts, "model", columns)
     of_script = defaultdict[tuple[Any, str, Any], set[Any]](set)
     for run in facts:
@@ -199,7 +210,7 @@ def _variants(facts: Sequence[Mapping[str, Any]]) -> list[str]:
         varying = [name for name in columns if len(values[run["model"]][name]) > 1]
         kept = [name for name in varying if text is None or (run["model"], name) in undecided]
         parts = [run["precision"] or "unknown precision"]
-        parts += [counted(int(run["devices"]), "device")] if (run["devices"] or 1) > 1 else []
+        parts += filter(None, [together(run)])
         parts += [*([text] if text else []), *(shown(name, run[name]) for name in kept)]
         variants.append(", ".join(map(labels.shown, parts)))
     return variants

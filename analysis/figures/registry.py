@@ -13,10 +13,12 @@ from analysis.figures import Figure, labels, rooflines, style, throughput
 from analysis.figures.material import Material, legible
 from analysis.kernels import ALL
 from analysis.loading import units
+from analysis.loading.configurations import devices_of, together
+from analysis.loading.tables import rows as rows_of
 from analysis.roofline.points import TRACED_TIME
 from workload.contract.spent import joules_text
 from workload.contract.tables import number
-from workload.contract.text import percent, si, signed_percent
+from workload.contract.text import counted, percent, si, signed_percent
 
 Builder: TypeAlias = Callable[[Material], Iterator[Figure]]
 T = TypeVar("T")
@@ -249,20 +251,24 @@ def _scaling(material: Material) -> Iterator[Figure]:
 
 
 def _over_devices(material: Material) -> Iterator[Figure]:
-    rows = [row for row in material.scaling.to_dict("records") if pd.notna(row["efficiency"])]
-    if not rows:
+    table = material.scaling
+    table = table[table["efficiency"].notna()].reset_index(drop=True) if len(table) else table
+    if not (rows := rows_of(table)):
         return
-    table = pd.DataFrame(rows)
     # In `variant`, the number of devices stands beside the other settings that differ.
-    variants = table["variant"].str.replace(r", \d+ devices", "", regex=True)
-    table = table.assign(setting=table["task"] + [f", batch {_batch(row)}, " for row in rows] + variants)
+    settings = [
+        f"{row['task']}, batch {_batch(row)}, {row['variant'].replace(f', {together(row)}', '')}"
+        + ("" if row["by"] == "devices" else f", machines of {counted(int(row['devices'] or 1), 'device')}")
+        for row in rows
+    ]
+    table = table.assign(setting=settings, number=[row[row["by"]] for row in rows])
     yield Figure(
         name="devices_efficiency",
         title="Efficiency of several devices",
         caption=f"{_shared(table, 'env', 'setting')}Throughput of each of several devices divided by that of one "
-        "device alone, at the same batch size and threads per device. At 100 %, the dashed line, 4 devices together "
-        f"are 4 times as fast as one. {_intervals(table, 'efficiency')}",
-        text=_listed([_devices_text(row) for row in table.to_dict("records")[:MOST_LISTED]], len(table)),
+        "device alone, or of several machines by that of one, at the same batch size and threads per device. At 100 %, "
+        f"the dashed line, 4 together are 4 times as fast as one. {_intervals(table, 'efficiency')}",
+        text=_listed([_devices_text(row) for row in rows_of(table)[:MOST_LISTED]], len(table)),
         chart=throughput.over_devices(material, table),
     )
 
@@ -271,10 +277,10 @@ def _devices_text(row: dict[Any, Any]) -> str:
     value, *ends = (
         f"{number(100 * row[name], 3)} %"
         for name in ("efficiency", "efficiency_low", "efficiency_high")
-        if pd.notna(row[name])
+        if row[name] is not None
     )
     between = f" ({' to '.join(ends)})" if ends else ""
-    return f"{row['setting']}, {row['env']}, {row['devices']:g} devices: {value}{between}"
+    return f"{row['setting']}, {row['env']}, {together(row)}: {value}{between}"
 
 
 def _efficiency(material: Material) -> Iterator[Figure]:
@@ -479,7 +485,8 @@ def _shared(table: pd.DataFrame, *fields: str) -> str:
 
 def _intervals(table: pd.DataFrame, field: str) -> str:
     """Caption text on the interval bars, and on arrowheads if bars are cut off."""
-    each = EACH_DEVICE if field != "efficiency" and "devices" in table and (table["devices"] > 1).any() else ""
+    is_of_each = field != "efficiency" and "devices" in table and any(devices_of(row) > 1 for row in rows_of(table))
+    each = EACH_DEVICE if is_of_each else ""
     if not style.has_bars(table, field):
         is_single = "runs" in table and bool((table["runs"] <= 1).all())
         return f"{each}One run each: no intervals." if is_single else f"{each}No intervals."

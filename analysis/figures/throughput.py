@@ -148,30 +148,28 @@ def scaling(material: Material, table: pd.DataFrame) -> Drawing:
 
 
 def over_devices(material: Material, table: pd.DataFrame) -> Drawing:
-    """Chart of efficiency (rows of `scaling`) over the number of devices; at 1, N devices are N times as fast as one.
+    """Chart of efficiency (rows of `scaling`) over the number of devices or machines; at 1, N are N times as fast.
 
-    `table` also has `setting`: configuration without the number of devices.
+    `table` also has `setting`: configuration without this number, which is `number`.
     """
     parameters, opacity = style.picked(table, "env", "setting")
     series, settings = table["env"] + table["setting"], list(dict.fromkeys(table["setting"]))
     shift = style.dodged(list(dict.fromkeys(series)))
     rows = style.with_bars(table, "efficiency")
-    rows = rows.assign(at=rows["devices"] * series.map(shift))
+    rows = rows.assign(at=rows["number"] * series.map(shift))
     # Each line begins at one device alone, the measure of the others.
-    begins = rows.drop_duplicates(["env", "setting"])[["env", "setting"]].assign(at=1.0, devices=1.0, efficiency=1.0)
-    x = style.doubling_axis([1.0, *table["devices"]], "at", "Devices")
+    begins = rows.drop_duplicates(["env", "setting"])[["env", "setting"]].assign(at=1.0, number=1.0, efficiency=1.0)
+    x = style.doubling_axis([1.0, *table["number"]], "at", "Devices, or machines")
     scale, axis = style.linear_axis(0, max(1.0, style.reach(table, "efficiency")) * 1.05, percent="")
-    y = alt.Y("efficiency:Q", scale=scale, axis=axis, title="Throughput of each device / one device alone [%]")
+    y = alt.Y("efficiency:Q", scale=scale, axis=axis, title="Throughput of each / one alone [%]")
     colour = style.colour("env", table["env"], material.environment_colours, "Place")
     base = style.chart(rows).encode(x=x, color=colour, opacity=opacity)
     lines = style.chart(pd.concat([begins, rows[list(begins.columns)]])).encode(x=x, color=colour, opacity=opacity)
-    ideal = style.chart(
-        pd.DataFrame({"text": ["N times one device"], "at": [table["devices"].max()], "efficiency": [1.0]})
-    )
+    ideal = style.chart(pd.DataFrame({"text": ["N times one"], "at": [table["number"].max()], "efficiency": [1.0]}))
     more = {
         "setting": "configuration",
-        "devices": "devices",
-        "efficiency": "efficiency (1: N times one device)",
+        "number": "devices, or machines",
+        "efficiency": "efficiency (1: N times one)",
         "efficiency_low": "bar from",
         "efficiency_high": "to",
         "images_per_s": "{unit}/s of each",
@@ -184,7 +182,7 @@ def over_devices(material: Material, table: pd.DataFrame) -> Drawing:
             y=y,
             strokeDash=style.dash("setting", settings, settings, "Configuration"),
             detail=alt.Detail(["env:N", "setting:N"]),
-            order=alt.Order("devices:Q"),
+            order=alt.Order("number:Q"),
         ),
         *style.bars(base, rows, "y", y),
         base.mark_point(filled=True, size=60).encode(

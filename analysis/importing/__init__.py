@@ -6,6 +6,7 @@ meaning of each column. Every fact that is not stated is None. The bundle contai
 
 import hashlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.importing import log
@@ -14,7 +15,7 @@ from analysis.readers import iteration_log, kineto, tables
 from analysis.readers.tables import GZIP, NCU_REPORT_SUFFIX, Decoded, decode, is_gpu_trace
 from workload.contract.errors import NothingToDoError, UsageError
 
-__all__ = ["UserFacts", "import_file"]
+__all__ = ["UserFacts", "import_file", "of_runs"]
 
 # Lines that ncu prints before its table or without --csv, or column names of the table, quoted or not, in any order.
 NCU_MARKS = re.compile(
@@ -25,17 +26,40 @@ NCU_MARKS = re.compile(
 LOOKED_AT_BYTES = 1 << 20
 
 
-def import_file(path: Path, user: UserFacts, *, output: Path) -> list[Path]:
-    """Make a bundle of each run in a file, all or none; returns their folders.
+def of_runs(paths: Sequence[Path]) -> list[list[Path]]:
+    """Files of each run: traces of several ranks in one folder are of one run, in the order of the ranks.
+
+    Raises `UsageError` if two of these traces are of one rank.
+    """
+    runs: dict[object, dict[int, Path]] = {}
+    for path in paths:
+        rank, ranks = _rank(path) or (0, 0)
+        of_run = runs.setdefault((path.parent, ranks) if ranks else object(), {})
+        if ranks and rank in of_run:
+            raise UsageError(
+                f"'{of_run[rank]}' and '{path}' are both of rank {rank}", hint="import the traces of one run at a time"
+            )
+        of_run[rank] = path
+    return [[path for _, path in sorted(of_run.items())] for of_run in runs.values()]
+
+
+def _rank(path: Path) -> tuple[int, int] | None:
+    """Rank and number of ranks of a trace; None for other files, and for those that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            start = decode(file.read(LOOKED_AT_BYTES)).content[:LOOKED_AT_BYTES].decode(errors="replace")
+    except OSError:
+        return None
+    return kineto.rank_in(start) if kineto.is_trace(start) else None
+
+
+def import_file(path: Path, user: UserFacts, *, output: Path, beside: Sequence[Path] = ()) -> list[Path]:
+    """Make a bundle of each run in a file, all or none; returns their folders. `beside`: traces of its other ranks.
 
     Raises `UsageError` for a file that cannot be understood or lacks required facts, `NothingToDoError` for a file that
     `output` already contains.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"'{path}' cannot be read: {error.strerror}", hint="analyze import FILE.csv") from error
-    file = File(path=path, content=content, sha256=hashlib.sha256(content).hexdigest())
+    file = _file(path)
     held = _imported(output).get(file.sha256)
     if held:
         raise NothingToDoError(
@@ -47,11 +71,19 @@ def import_file(path: Path, user: UserFacts, *, output: Path) -> list[Path]:
         from analysis.importing import trace  # noqa: PLC0415
 
         return [
-            trace.make(file, text, user.checked(), output)
+            trace.make(file, text, user.checked(), output, beside=map(_file, beside))
             if text
             else trace.make_of_profile(file, user.checked(), output)
         ]
     return log.make(file, user.checked(), output)
+
+
+def _file(path: Path) -> File:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"'{path}' cannot be read: {error.strerror}", hint="analyze import FILE.csv") from error
+    return File(path=path, content=content, sha256=hashlib.sha256(content).hexdigest())
 
 
 def _imported(output: Path) -> dict[str, str]:

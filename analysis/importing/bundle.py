@@ -59,7 +59,7 @@ class UserFacts:
 class ImportedFacts:
     """Facts about an imported run, from the file and from the user; None if unknown.
 
-    `unit`: what batch size and throughput count, if not images.
+    `unit`: what batch size and throughput count, if not images; `devices`: number on each of the `machines`.
     """
 
     model: str
@@ -71,6 +71,8 @@ class ImportedFacts:
     image_size: int | None = None
     torch: str | None = None
     unit: str | None = None
+    machines: int | None = None
+    devices: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +136,8 @@ def new_record(
         batch_size=facts.batch_size,
         precision=facts.precision,
         iterations=measured,
+        devices=facts.devices,
+        machines=facts.machines,
         dataset=user.dataset,
         image_size=user.image_size or facts.image_size,
         script=ScriptFacts(unit=facts.unit) if facts.unit else None,

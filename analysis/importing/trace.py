@@ -4,9 +4,11 @@ import csv
 import gzip
 import io
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import pandas as pd
 
@@ -22,22 +24,24 @@ from analysis.importing.bundle import (
 from analysis.kernels import LISTED_FILE, WORK_FILE
 from analysis.loading.model_work import can_name, gpus_named
 from analysis.readers import kineto, ncu
-from analysis.readers.attribution import Attribution, OperatorFamily, attribute, steps_of
+from analysis.readers.attribution import Attribution, OperatorFamily, Steps, attribute, steps_of
+from analysis.readers.communication import rank_steps
 from analysis.readers.iteration_log import LONGEST_ITERATION_S
 from analysis.readers.kineto import RECORD_SHAPES, Trace
 from analysis.readers.ncu import NcuFile
 from analysis.readers.ncu.flop import TIMES_PEAK, Limits
 from analysis.readers.ncu.metrics import Family
-from analysis.readers.tables import GZIP, NCU_REPORT_SUFFIX, Decoded
+from analysis.readers.tables import GZIP, NCU_REPORT_SUFFIX, Decoded, decode
 from analysis.roofline import against_model
 from workload.contract.errors import UsageError
+from workload.contract.ranks import Ranks, RankStep, communication, is_alone_slow, limit_sentence, summarized, waits
 from workload.contract.record import ComplexityRecord
 from workload.contract.record_sections import BackwardCheck, LongestKernel, NcuTool, ProfileChecks, ProfileResult
 from workload.contract.spec import Device, Precision, Profile
 from workload.contract.text import counted, duration, percent, seconds, si
 
 # Path of the trace in the bundle, as in a bundle of the trainer.
-TRACE_COPY = "torch/trace.json.gz"
+TRACE_COPY, RANK_COPY = "torch/trace.json.gz", "torch/rank{}.json.gz"
 LISTED_COLUMNS = ("name", "calls", "total_s", "mean_s", "share")
 OPERATOR_COLUMNS = ("name", "family", "calls", "total_s", "flop", "bytes_lower", "bytes_upper", "lack")
 METHOD = (
@@ -52,6 +56,8 @@ TOP = 5
 # Largest number of unattributed operators that are listed by name; further operators count only in the total share.
 MOST_UNATTRIBUTED = 20
 SHOWN_UNATTRIBUTED = 3
+# Traces have few steps, and each is whole: two tell the ranks' waits.
+LEAST_TRACED_STEPS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +89,15 @@ class _Traced:
         return self.device is None and bool(user.gpu and gpus_named(user.gpu))
 
 
-def make(file: File, decoded: Decoded, user: UserFacts, output: Path) -> Path:
-    """Make the bundle and return its folder.
+def make(file: File, decoded: Decoded, user: UserFacts, output: Path, *, beside: Iterable[File] = ()) -> Path:
+    """Make the bundle and return its folder. `beside`: traces of the run's other ranks.
 
-    Raises `UsageError` if the trace cannot be understood, lacks required facts, or requires the user to choose a GPU.
+    Raises `UsageError` if a trace cannot be understood, lacks required facts, or requires the user to choose a GPU.
     """
     traced = _read(decoded, user, str(file.path))
     attribution, device_name = traced.attribution, traced.device_name
     model, batch_size = require_model_and_batch(file.path, user.model, user.batch_size or attribution.model.batch_size)
+    ranks = _Ranks.read(traced, beside, user, batch_size)
     facts = ImportedFacts(
         model=model,
         batch_size=batch_size,
@@ -100,6 +107,8 @@ def make(file: File, decoded: Decoded, user: UserFacts, output: Path) -> Path:
         device_type=None if traced.is_untimed else Device.CPU if traced.device is None else Device.CUDA,
         place=None,
         image_size=attribution.model.image_size,
+        machines=ranks.machines if ranks else None,
+        devices=ranks.world // ranks.machines if ranks else None,
     )
     imported = file.described(Profile.TORCH, user)
     record = new_record(facts, user, imported, started_at=None, measured=None)
@@ -114,20 +123,118 @@ def make(file: File, decoded: Decoded, user: UserFacts, output: Path) -> Path:
             passes_per_step=traced.passes_per_step,
             has_backward=attribution.has_backward,
         )
-    notes = [*traced.losses, *_machine_notes(traced.trace, traced.device), *attribution.remarks, *_notes(attribution)]
+    notes = [*traced.losses, *(ranks.notes() if ranks else ()), *_machine_notes(traced.trace, traced.device)]
+    notes += [*attribution.remarks, *_notes(attribution)]
     record = replace(
         record,
         imported=replace(imported, losses=list(traced.losses) or None, contradictions=contradictions or None),
         profile=replace(_profile(traced), device=device_name),
         complexity=_complexity(attribution) if attribution.has_work else None,
+        ranks=ranks.summary() if ranks else None,
         notes=[*notes, *notes_on_peaks(device_name), *contradictions],
     )
-    content = file.content
-    contents = {TRACE_COPY: content if content.startswith(GZIP) else gzip.compress(content, mtime=0)}
+    contents = {TRACE_COPY: _packed(file.content), **(ranks.copies if ranks else {})}
     return seal(output, record, contents if traced.is_untimed else contents | _tables(attribution))
 
 
-def _read(decoded: Decoded, user: UserFacts, file: str) -> _Traced:
+def _packed(content: bytes) -> bytes:
+    return content if content.startswith(GZIP) else gzip.compress(content, mtime=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ranks:
+    """Traces of ranks that trained together. `world`: number of all ranks; `steps`: of each rank that has a trace.
+
+    `hosts`: of each of these ranks, none if one is unknown. `copies`: contents of the other traces by their paths in
+    the bundle; `losses`: what is missing in them.
+    """
+
+    world: int
+    backend: str | None
+    hosts: tuple[str, ...]
+    steps: Mapping[int, Mapping[int, RankStep]]
+    copies: Mapping[str, bytes]
+    losses: tuple[str, ...]
+
+    @classmethod
+    def read(cls, first: _Traced, beside: Iterable[File], user: UserFacts, images: int) -> "_Ranks | None":
+        """Ranks of the trace `first` and of the traces `beside` it; None for a process that trained alone."""
+        facts: Any = first.trace.facts.get("distributedInfo")
+        if (found := kineto.rank_of(facts)) is None:
+            return None
+        rank, world = found
+        steps = {rank: rank_steps(first.trace, first.attribution.steps.windows or (), first.device, images)}
+        copies, losses, hosts = dict[str, bytes](), list[str](), [first.trace.facts.get("host_name")]
+        for file in beside:
+            trace, device, marked = _opened(decode(file.content), user, str(file.path))
+            rank, _ = kineto.rank_of(trace.facts.get("distributedInfo")) or (len(steps), world)
+            steps[rank] = rank_steps(trace, marked.windows or (), device, images)
+            hosts.append(trace.facts.get("host_name"))
+            copies[RANK_COPY.format(rank)] = _packed(file.content)
+            losses += (f"rank {rank}: {loss}" for loss in trace.losses)
+            if not set.intersection(*map(set, steps.values())):
+                raise UsageError(
+                    f"'{file.path}' has no marked step in common with the traces of the other ranks",
+                    hint="call profiler.step() after each step in all ranks, and export them in the same step",
+                )
+        known = tuple(host for host in hosts if isinstance(host, str))
+        return cls(
+            world=world,
+            backend=facts.get("backend"),
+            hosts=known if len(known) == len(steps) else (),
+            steps=steps,
+            copies=copies,
+            losses=tuple(losses),
+        )
+
+    @property
+    def machines(self) -> int:
+        """Number of machines, each with as many ranks; 1 if it is not known from the traces of all ranks."""
+        number = len(set(self.hosts)) or 1
+        return number if len(self.hosts) == self.world and self.world % number == 0 else 1
+
+    def summary(self) -> Ranks | None:
+        """Section `ranks` of run.json; None for the trace of a single rank."""
+        if len(self.steps) == 1:
+            return None
+        found = summarized([*self.steps.values()], least=LEAST_TRACED_STEPS)
+        if len(self.steps) < self.world:
+            found = replace(found, slowest=None, why=f"only {len(self.steps)} of {self.world} ranks have a trace")
+        hosts = list(self.hosts) if len(set(self.hosts)) > 1 else None
+        return replace(found, number=self.world, backend=self.backend, hosts=hosts)
+
+    def notes(self) -> Iterator[str]:
+        """Notes on the communication: of the rank with the shortest waits, and of that with the longest."""
+        first, *others = self.steps
+        yield f"rank {first} of {self.world}: the {'other ' if others else ''}figures are of this process alone"
+        yield from self.losses
+        exposed_s = {rank: _median(steps, "exposed_s") for rank, steps in self.steps.items() if steps}
+        by_wait = sorted(exposed_s, key=exposed_s.__getitem__)
+        for rank in dict.fromkeys([*by_wait[:1], *by_wait[-1:]]):
+            hidden_s = _median(self.steps[rank], "hidden_s")
+            if hidden_s + exposed_s[rank] > 0:
+                kinds = sorted({kind for step in self.steps[rank].values() for kind in step.kinds})
+                yield (
+                    f"rank {rank} communicates for {seconds(hidden_s, 3)} of a step beside its computation, and for"
+                    f" {seconds(exposed_s[rank], 3)} alone ({', '.join(kinds)})"
+                )
+        if (found := self.summary()) and (shares := waits(found)):
+            slowest = None if found.slowest is None else int(found.slowest)
+            yield limit_sentence(
+                shares,
+                None if slowest is None else str(slowest),
+                longest=communication(found),
+                host=found.hosts[slowest] if found.hosts and slowest is not None else None,
+                is_alone=is_alone_slow(found),
+            )
+
+
+def _median(steps: Mapping[int, RankStep], name: str) -> float:
+    return float(median(getattr(step, name) for step in steps.values()))
+
+
+def _opened(decoded: Decoded, user: UserFacts, file: str) -> tuple[Trace, str | None, Steps]:
+    """The trace in a file, the number of its GPU and its steps."""
     trace = kineto.read(decoded.text, file=file)
     device = _device(trace, user.device, file)
     steps = steps_of(trace, user.profile_steps)
@@ -138,6 +245,11 @@ def _read(decoded: Decoded, user: UserFacts, file: str) -> _Traced:
         )
     if not steps.number:
         raise UsageError(f"'{file}' breaks off, and no step has all of its kernels", hint=kineto.EXPORT_AGAIN)
+    return trace, device, steps
+
+
+def _read(decoded: Decoded, user: UserFacts, file: str) -> _Traced:
+    trace, device, steps = _opened(decoded, user, file)
     attribution = attribute(trace, steps, device=device)
     if not attribution.rows:
         raise UsageError(f"'{file}' has no operator or kernel in its steps", hint=kineto.EXPORT_AGAIN)
@@ -234,11 +346,7 @@ def _device(trace: Trace, device_number: int | None, file: str) -> str | None:
 
 
 def _machine_notes(trace: Trace, device: str | None) -> Iterable[str]:
-    """Notes on other ranks and on a device without kernels."""
-    ranks = trace.facts.get("distributedInfo")
-    world_size = ranks.get("world_size") if isinstance(ranks, dict) else None
-    if isinstance(ranks, dict) and isinstance(world_size, int) and world_size > 1:
-        yield f"rank {ranks.get('rank')} of {world_size}: the figures are of this process alone"
+    """Notes on a device without kernels."""
     gpu = trace.device_properties("0").get("name")
     if device is None and trace.other_device:
         yield f"device unknown ({trace.other_device}): times of its kernels are not in this trace"

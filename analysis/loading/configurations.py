@@ -15,7 +15,7 @@ import pandas as pd
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.record import Status
 from workload.contract.tables import Column, Role, facts
-from workload.contract.text import si
+from workload.contract.text import counted, si
 from workload.contract.verdict import busy_sentence
 from workload.contract.vocabulary import MODEL_RATIO_TO
 from workload.stats.intervals import FIRST_LOOK
@@ -42,9 +42,12 @@ CONFIGURATION = (
     "prefetch_factor",
     "pin_memory",
     "persistent_workers",
+    "machines",
     "devices",
     "change",
 )
+# Numbers whose runs are never mixed: machines that train together, and devices of each machine.
+NUMBERS = ("machines", "devices")
 # A user's script does not state these facts: they are counted in its steps, so repeats may differ slightly.
 COUNTED = ("batch_size", "grad_accumulation")
 # Facts of the device; the threads of a CPU run decide its ceilings.
@@ -242,10 +245,10 @@ def with_usual_batch(runs: pd.DataFrame) -> pd.DataFrame:
     """Set the batch size and gradient accumulation of each script's runs to their most frequent values, in place.
 
     Both are counted while a script runs, and may differ between repeats. Runs of one script have the same arguments,
-    files, unit and number of devices.
+    files, unit and numbers of machines and devices.
     """
     scripts = runs[runs["script"].notna()]
-    for _, same in scripts.groupby(["script", "script_sha256", "unit", "devices", "change"], dropna=False):
+    for _, same in scripts.groupby(["script", "script_sha256", "unit", *NUMBERS, "change"], dropna=False):
         for name in COUNTED:
             usual = same[name].mode()
             if len(usual):
@@ -333,6 +336,19 @@ def shown(column: str, value: Any) -> str:
     if column == "change" and value is None:
         return "no change"
     return f"{label(column)} {_text(value)[: SHOWN_CHARACTERS.get(column)]}"
+
+
+def devices_of(facts: Mapping[str, Any]) -> float:
+    """Number of devices that train together, of all machines; 1 if unknown."""
+    return float((facts["machines"] or 1) * (facts["devices"] or 1))
+
+
+def together(facts: Mapping[str, Any]) -> str:
+    """Words on what trains together: `4 devices`, `2 machines`, `2 machines of 4 devices`; empty for one device."""
+    machines, devices = (
+        counted(int(number), name.removesuffix("s")) if (number := facts[name] or 1) > 1 else "" for name in NUMBERS
+    )
+    return " of ".join(filter(None, (machines, devices)))
 
 
 def needs_no_digest(facts: Mapping[str, Any]) -> bool:

@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,17 @@ from analysis.loading import model_work
 from workload.contract import record as contract
 from workload.contract import utilization, verdict
 from workload.contract.fields import RANGES, Kind, instant
-from workload.contract.ranks import IN_COLLECTIVES, INPUT, UNEVEN, Ranks, largest_wait, waits
+from workload.contract.ranks import (
+    IN_COLLECTIVES,
+    INPUT,
+    UNEVEN,
+    LinkRate,
+    Ranks,
+    communication,
+    is_alone_slow,
+    largest_wait,
+    waits,
+)
 from workload.contract.record import Record, Status
 from workload.contract.record_sections import CloudFacts
 from workload.contract.spent import RUN_PARTS, Spent, epoch_of, joules_per_image
@@ -23,7 +33,8 @@ DERIVED: Mapping[str, Kind] = {
     "path": Kind.TEXT,
     "kernels_file": Kind.TEXT,
     "imported": Kind.FLAG,
-    # Devices that train together. Other figures of a run are those of its first device.
+    # Machines, and devices of each, that train together. Other figures of a run are those of its first device.
+    "machines": Kind.NUMBER,
     "devices": Kind.NUMBER,
     "all_images_per_s": Kind.NUMBER,
     # Shares of a step in which devices wait, and the largest of them, in words.
@@ -31,6 +42,13 @@ DERIVED: Mapping[str, Kind] = {
     "slow_rank_share": Kind.NUMBER,
     "rank_input_share": Kind.NUMBER,
     "scaling_limit": Kind.TEXT,
+    # Kind of collective with the longest waits, its bytes in a step and share of the link's measured rate; host of the
+    # slow rank, and whether the other ranks are even.
+    "longest_collective": Kind.TEXT,
+    "collective_bytes": Kind.NUMBER,
+    "link_share": Kind.NUMBER,
+    "slow_host": Kind.TEXT,
+    "slow_alone": Kind.FLAG,
     "images_per_s": Kind.NUMBER,
     "ceiling_flop_per_s": Kind.NUMBER,
     "peak_flop_per_s": Kind.NUMBER,
@@ -158,17 +176,17 @@ def _derived(run: Record) -> dict[str, Any]:
     region, zone = cloud.region, cloud.zone
     images, wall_s = run.timing.images, run.timing.measured_s
     images_per_s = images / wall_s if images and wall_s and wall_s > 0 else None
-    devices = float(run.spec.devices or 1)
     spent, rates, used = Spent.of(run), run.profile.throughput, utilization.of(run)
     own, (samples, epoch_images) = run.spec.samples, epoch_of(run)
     return {
         "imported": run.imported is not None,
         "start": run.environment.start or Start.FRESH.value,
-        **_waits(run.ranks or Ranks()),
+        **_waits(run.ranks or Ranks(), run.ceilings.links if run.ceilings else None),
         # Images over wall time, never a mean of rates.
         "images_per_s": images_per_s,
-        "devices": devices,
-        "all_images_per_s": images_per_s if devices == 1 else run.ranks and _float(run.ranks.images_per_s),
+        "machines": float(run.spec.machines or 1),
+        "devices": float(run.spec.devices or 1),
+        "all_images_per_s": images_per_s if run.spec.ranks == 1 else run.ranks and _float(run.ranks.images_per_s),
         "ceiling_flop_per_s": _float(verdict.compute_roof_per_s(run)),
         "peak_flop_per_s": verdict.peak_flop_per_s(run),
         "tf32_instead_flop_per_s": verdict.tf32_instead(run),
@@ -191,13 +209,22 @@ def _derived(run: Record) -> dict[str, Any]:
     }
 
 
-def _waits(ranks: Ranks) -> dict[str, Any]:
+def _waits(ranks: Ranks, links: Sequence[LinkRate] | None) -> dict[str, Any]:
     """Shares of a step in which ranks wait, None if unknown; `scaling_limit`: the largest, unless all are small."""
-    shares = waits(ranks)
+    shares, longest = waits(ranks), communication(ranks, links)
+    slow = None if ranks.slowest is None else int(ranks.slowest)
     limit = (largest_wait(shares) or NO_WAIT) if shares else None
     if limit == UNEVEN and ranks.slowest is not None:
         limit = f"{SLOW_RANK}{ranks.slowest:g}"
-    return {**{column: shares.get(name) for column, name in WAITS.items()}, "scaling_limit": limit}
+    return {
+        **{column: shares.get(name) for column, name in WAITS.items()},
+        "scaling_limit": limit,
+        "longest_collective": longest and longest.kind.value,
+        "collective_bytes": longest and longest.bytes,
+        "link_share": longest and longest.link_share,
+        "slow_host": ranks.hosts[slow] if ranks.hosts and slow is not None else None,
+        "slow_alone": None if slow is None else is_alone_slow(ranks),
+    }
 
 
 def _peak_memory_bytes(run: Record) -> float | None:

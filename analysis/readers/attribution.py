@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
 
+from analysis.readers.communication import COMMUNICATION
 from analysis.readers.kineto import US_PER_S, OnDevice, Operator, Thread, Trace, Window
 from analysis.readers.ncu.metrics import Family, is_backward
 from analysis.readers.operator_work import (
@@ -37,7 +38,6 @@ from workload.contract.vocabulary import names_tensor_cores
 # A first or last step was recorded incompletely if it has fewer operators than this share of the other steps' median;
 # in a trace that breaks off, any step with fewer operators or kernels than this share of the most complete step.
 WHOLE_STEP = 0.9
-_COMMUNICATION = re.compile(r"nccl|rccl|c10d::|gloo:|mpi:|^record_param_comms$|symm_mem::", re.IGNORECASE)
 _OF_AUTOGRAD = re.compile(
     r"autograd::|torch::autograd|.*Backward\d*$|CheckpointFunction|AccumulateGrad|Optimizer\.|DataLoader"
 )
@@ -448,7 +448,7 @@ def _by_own_time(threads: Mapping[Thread, CallTree], steps: Steps, totals: _Tota
 
 def _without_owner(totals: _Totals, name: str) -> OperatorRow:
     """The row of an operator that belongs to no operation: its work is unknown if the operator is unknown, else 0."""
-    if _COMMUNICATION.search(name):
+    if COMMUNICATION.search(name):
         return totals.row(name, OperatorFamily.COMMUNICATION)
     if kind_of(name) is not None or _OF_AUTOGRAD.match(name):
         return totals.row(name, OperatorFamily.DISPATCH)
@@ -510,7 +510,7 @@ def _row_of_kernel(
     totals: _Totals,
     step: int,
 ) -> OperatorRow:
-    if _COMMUNICATION.search(event.name):
+    if COMMUNICATION.search(event.name):
         row = totals.row(event.name, OperatorFamily.COMMUNICATION)
         row.calls += 1
         return row

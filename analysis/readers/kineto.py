@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,16 @@ _ANNOTATION = "user_annotation"
 # Annotations of torch itself, which older versions recorded as operators.
 _ANNOTATED = re.compile(r"ProfilerStep|Optimizer\.|enumerate\(DataLoader|DataParallel\.|DistributedDataParallel\.")
 _STEP = re.compile(r"ProfilerStep#?(\d+)")
+_DATA = "enumerate(DataLoader"
+# Collectives of libraries for CPUs, from their beginning to their end.
+_ON_HOST = re.compile(r"(gloo|mpi|ucc):")
+# Bytes of an element, by torch's names in the fields of collectives.
+_ELEMENT_BYTES = {
+    **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2"), 1),
+    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
+    **dict.fromkeys(("Float", "Int"), 4),
+    **dict.fromkeys(("Double", "Long"), 8),
+}
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
 # Calls of the runtime that start a kernel, and operators that only a GPU has.
 _LAUNCH = re.compile(r"LaunchKernel|GraphLaunch")
@@ -67,7 +78,11 @@ class Operator:
 
 @dataclass(slots=True, kw_only=True)
 class OnDevice:
-    """A kernel, copy or fill on a device, times in microseconds; `launch`: correlation number of the runtime call."""
+    """A kernel, copy or fill on a device, times in microseconds; `launch`: correlation number of the runtime call.
+
+    `collective`: torch's name of a collective, empty if the trace does not name it; `message_bytes`: of the larger of
+    its input and output, 0 if unknown.
+    """
 
     name: str
     is_kernel: bool
@@ -76,23 +91,30 @@ class OnDevice:
     ended: float
     launch: int | str | None
     operator_id: int | str | None
+    collective: str = ""
+    message_bytes: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """A step as marked by the profiler, on the host's clock in microseconds."""
+    """A step as marked by the profiler, or another span that it names, on the host's clock in microseconds."""
 
     name: str
     process: str
     began: float
     ended: float
 
+    def holds(self, moment: float) -> bool:
+        """Whether the moment lies in this span."""
+        return self.began <= moment < self.ended
+
 
 @dataclass(kw_only=True)
 class Trace:
     """Contents of a trace file.
 
-    `losses`: sentences on missing events. `other_device`: kind of a device whose kernels cannot be read.
+    `collectives`: of a CPU; those of a GPU are kernels. `data_waits`: waits for a DataLoader. `losses`: sentences on
+    missing events. `other_device`: kind of a device whose kernels cannot be read.
     """
 
     operators: dict[Thread, list[Operator]] = field(default_factory=dict)
@@ -101,6 +123,8 @@ class Trace:
     launches: dict[int | str, tuple[Thread, float]] = field(default_factory=dict)
     steps: list[Window] = field(default_factory=list)
     optimizer_steps: list[Window] = field(default_factory=list)
+    collectives: list[Operator] = field(default_factory=list)
+    data_waits: list[Window] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     losses: list[str] = field(default_factory=list)
     is_cut: bool = False
@@ -131,6 +155,25 @@ class Trace:
         known = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
         is_one_kind = len({str(one.get("name")) for one in known}) == 1
         return next((one for one in known if str(one.get("id")) == device), known[0] if is_one_kind else {})
+
+
+def step_number(window: Window) -> int:
+    """Number of a step that the profiler marked."""
+    return int(_STEP.match(window.name)[1])  # type: ignore[index]  # all steps match
+
+
+def rank_of(facts: Any) -> tuple[int, int] | None:
+    """Rank and number of ranks from `distributedInfo`; None for a process that trains alone, or if unknown."""
+    rank, ranks = (facts.get(name) for name in ("rank", "world_size")) if isinstance(facts, dict) else (None, None)
+    return (rank, ranks) if isinstance(rank, int) and isinstance(ranks, int) and ranks > 1 else None
+
+
+def rank_in(text: str) -> tuple[int, int] | None:
+    """Result of `rank_of` for a trace with this beginning."""
+    found = re.search(r'"distributedInfo"\s*:\s*', text)
+    with suppress(ValueError):
+        return rank_of(json.JSONDecoder().raw_decode(text, found.end())[0]) if found else None
+    return None
 
 
 def is_trace(text: str) -> bool:
@@ -285,6 +328,12 @@ class _Builder:
         if _ANNOTATED.match(name):
             self._annotation(name, began, ended, thread, arguments)
             return
+        self.trace.runs_on_gpu = self.trace.runs_on_gpu or _OF_GPUS.match(name) is not None
+        self.trace.operators.setdefault(thread, []).append(self._executed(name, began, ended, arguments))
+        if _ON_HOST.match(name):
+            self._annotation(name, began, ended, thread, arguments)
+
+    def _executed(self, name: str, began: float, ended: float, arguments: Mapping[str, Any]) -> Operator:
         call = Call(
             name=name,
             dims=_shapes(arguments.get("Input Dims", arguments.get("Input dims"))),
@@ -292,10 +341,7 @@ class _Builder:
             types=_texts(arguments.get("Input type")),
             values=_texts(arguments.get("Concrete Inputs")),
         )
-        call = self._calls.setdefault(call, call)
-        self.trace.runs_on_gpu = self.trace.runs_on_gpu or _OF_GPUS.match(name) is not None
-        operator = Operator(call=call, began=began, ended=ended, id=_id(arguments))
-        self.trace.operators.setdefault(thread, []).append(operator)
+        return Operator(call=self._calls.setdefault(call, call), began=began, ended=ended, id=_id(arguments))
 
     def _runtime(self, name: str, began: float, _: float, thread: Thread, arguments: Mapping[str, Any]) -> None:
         self.trace.runs_on_gpu = self.trace.runs_on_gpu or _LAUNCH.search(name) is not None
@@ -312,15 +358,21 @@ class _Builder:
                 ended=ended,
                 launch=_key(arguments.get("correlation")),
                 operator_id=_id(arguments),
+                collective=str(arguments.get("Collective name", "")),
+                message_bytes=_message_bytes(arguments),
             )
         )
 
-    def _annotation(self, name: str, began: float, ended: float, thread: Thread, _: Mapping[str, Any]) -> None:
+    def _annotation(self, name: str, began: float, ended: float, thread: Thread, arguments: Mapping[str, Any]) -> None:
         window = Window(name=name, process=thread[0], began=began, ended=ended)
         if _STEP.match(name):
             self.trace.steps.append(window)
         elif _OPTIMIZER_STEP.match(name):
             self.trace.optimizer_steps.append(window)
+        elif _ON_HOST.match(name):
+            self.trace.collectives.append(self._executed(name, began, ended, arguments))
+        elif name.startswith(_DATA):
+            self.trace.data_waits.append(window)
 
 
 def _number(value: Any) -> float | None:
@@ -330,6 +382,11 @@ def _number(value: Any) -> float | None:
     except (TypeError, ValueError):
         return None
     return number if abs(number) < float("inf") else None
+
+
+def _message_bytes(arguments: Mapping[str, Any]) -> float:
+    sizes = [_number(arguments.get(f"{side} msg nelems", 0)) or 0.0 for side in ("In", "Out")]
+    return max(sizes) * _ELEMENT_BYTES.get(str(arguments.get("dtype")), 0)
 
 
 def _key(value: Any) -> int | str | None:

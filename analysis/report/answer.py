@@ -14,14 +14,14 @@ from analysis.figures import Figure, registry
 from analysis.kernels import ALL
 from analysis.loading import units
 from analysis.loading.cases import Case, besides
-from analysis.loading.configurations import label
+from analysis.loading.configurations import NUMBERS, devices_of, label, together
 from analysis.loading.tables import rows as rows_of
 from analysis.pairing import Side, value_text
 from analysis.report import content
 from analysis.report.content import Block, Bullets, Picture, Section
 from analysis.report.evidence import Contrast, ReportEvidence
 from analysis.roofline.points import WorkSource
-from analysis.summary import list_price
+from analysis.summary import usd_per_h
 from workload.contract import peaks, prices
 from workload.contract.spec import Precision
 from workload.contract.spent import joules_text
@@ -146,15 +146,9 @@ def _two_clouds(evidence: ReportEvidence, gpu: str, contrasts: Sequence[Contrast
 
 
 def _usd_per_h(runs: Sequence[Case]) -> str:
-    """Median price of runs, from their records or the list; marked as spot if one of them was."""
-    found = []
-    for case in runs:
-        facts = {name: case[name] for name in ("machine_type", "device_name", "region", "spot")}
-        listed = None if content.is_known(case["usd_per_h"]) else list_price(**facts, devices=case["devices"] or 1)
-        found.append(listed[0] if listed else case["usd_per_h"])
-    known = [usd for usd in found if content.is_known(usd)]
+    """Median price of runs, marked as spot if one of them was."""
     spot = " (spot)" if any(case["spot"] is True for case in runs) else ""
-    return f"{median(known):.3f} USD/h{spot}" if known else f"an unknown price{spot}"
+    return f"{usd:.3f} USD/h{spot}" if (usd := usd_per_h(runs)) else f"an unknown price{spot}"
 
 
 def _values(runs: Sequence[Case], fact: str) -> str:
@@ -312,7 +306,7 @@ def _best(row: Mapping[str, Any], lines: int) -> str:
     rate = content.rate_with_interval(row)
     batch = f"batch {content.text(row['batch_size'])}, " if content.is_known(row["batch_size"]) else ""
     busy = f", {row['busy']}" if content.is_known(row["busy"]) else ""
-    rate += f" on each of {row['devices']:g} devices" if (row["devices"] or 1) > 1 else ""
+    rate += f" on each of {devices:g} devices" if (devices := devices_of(row)) > 1 else ""
     at = f"at {batch}{row['variant']} on {content.with_device(row)}{busy}"
     return (
         f"{row['task']}: {rate} {at}" if lines == 1 else f"{row['task']} reached its highest throughput, {rate}, {at}"
@@ -351,26 +345,21 @@ def _energy(row: Mapping[str, Any], measured: pd.DataFrame) -> Iterator[str]:
 
 
 def _devices(row: Mapping[str, Any], evidence: ReportEvidence) -> str:
-    """Words on the runs of this model and environment on the most devices: throughput, efficiency, what limits scaling.
+    """Words on the runs of this model and environment on the most machines, and on the most devices of one machine.
 
-    Empty without such runs.
+    Throughput, speed-up and its cost, what limits scaling. Empty without such runs.
     """
     same = [found for found in evidence.scaling if (found["env"], found["task"]) == (row["env"], row["task"])]
-    if not same:
-        return ""
-    best = max(same, key=lambda found: (found["devices"], found["all_images_per_s"] or 0.0))
-    devices, rate = f"{best['devices']:g}", content.figure(best["all_images_per_s"], 4)
-    if not content.is_known(best["efficiency"]):
-        efficiency = f"no efficiency, because there is {best['why']}"
-    else:
-        efficiency = f"{content.percent(best['efficiency'], 3)} of {devices} times one device"
-        if content.is_known(best["efficiency_low"]):
-            ends = f"{content.percent(best['efficiency_low'], 3)} to {content.percent(best['efficiency_high'], 3)}"
-            efficiency += f" ({content.percent(best['level'])} interval {ends})"
-        else:
-            efficiency += f" (no interval: {best['why']})"
-    limit = f"; {best['sentence']}" if content.is_known(best["sentence"]) else ""
-    return f" {devices} devices together: {rate} {units.unit_of(best)}/s, {efficiency}{limit}."
+    sentences = []
+    for by in NUMBERS:
+        alike = [found for found in same if found["by"] == by]
+        for best in sorted(alike, key=lambda found: (found[by], found["all_images_per_s"] or 0.0))[-1:]:
+            gain = best["gain"] or f"{together(best)}: no efficiency, because there is {best['why']}"
+            reason = "" if best["level"] or not best["gain"] else f" (no interval: {best['why']})"
+            limit = f"; {best['sentence']}" if content.is_known(best["sentence"]) else ""
+            rate = f"{content.figure(best['all_images_per_s'], 4)} {units.unit_of(best)}/s together"
+            sentences.append(f" {gain}{reason}; {rate}{limit}.")
+    return "".join(sentences)
 
 
 def _limit(row: Mapping[str, Any]) -> Iterator[str]:

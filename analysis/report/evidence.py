@@ -9,13 +9,13 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import audit, causes, compare, kernels, summary
+from analysis import audit, causes, compare, kernels, scaling, summary
 from analysis.audit.rule import Finding, breaches
 from analysis.figures import Figure, material, registry
 from analysis.figures.material import Material
 from analysis.kernels import kernel_points
 from analysis.loading.cases import Case, OfRuns, arguments_in, cases, with_arguments
-from analysis.loading.configurations import ARGUMENT, CONFIGURATION, measured
+from analysis.loading.configurations import ARGUMENT, CONFIGURATION, NUMBERS, measured
 from analysis.loading.index import Problem
 from analysis.loading.tables import Tables
 from analysis.loading.tables import rows as rows_of
@@ -32,9 +32,9 @@ from workload.contract.spec import Device, Profile, arguments
 from workload.contract.text import printable
 
 # Facts that a contrast may be about. Settings and places are compared among all runs; another model or unit is another
-# task, and numbers of devices have a section of their own. Zone, hypervisor, backend and runtime are compared among the
-# runs of one device.
-SETTINGS = tuple(fact for fact in CONFIGURATION if fact not in ("model", "unit", "devices"))
+# task, and numbers of machines and devices have a section of their own. Zone, hypervisor, backend and runtime are
+# compared among the runs of one device.
+SETTINGS = tuple(fact for fact in CONFIGURATION if fact not in ("model", "unit", *NUMBERS))
 PLACEMENT = ("zone", "hypervisor", "backend", "runtime")
 
 
@@ -122,7 +122,7 @@ class ReportEvidence:
 
     @cached_property
     def scaling(self) -> list[dict[str, Any]]:
-        """Rows of `analysis.compare`, with names as in the charts."""
+        """Rows of `analysis.scaling`, with names as in the charts."""
         return rows_of(self.material.scaling)
 
     def compare(self) -> None:
@@ -198,7 +198,7 @@ def gather(
         roofs=roofs,
         kernel_points=kernel_points,
         costs=lambda found: summary.costs(found, work),
-        scaling=lambda found: pd.DataFrame(compare.scaling(found, of_runs.cases)),
+        scaling=lambda found: pd.DataFrame(scaling.scaling(found, of_runs.cases)),
     )
     on_stage("figures")
     drawn = registry.figures(tables, bars)

@@ -241,12 +241,13 @@ SCALING = (
     Column(name="batch_size", heading="batch", digits=0),
     *facts(precision="precision"),
     Column(name="threads", heading="threads each", digits=0),
+    Column(name="machines", heading="machines", digits=0),
     Column(name="devices", heading="devices", digits=0),
     Column(name="runs", heading="runs", digits=0),
     Column(name="all_images_per_s", heading="{unit}/s of all"),
     Column(name="images_per_s", heading="of each"),
     Column(name="efficiency", heading="efficiency", unit="%", digits=3),
-    *facts(interval="interval"),
+    *facts(interval="interval", gain="together"),
     Column(name="collectives_share", heading="collectives", unit="%", digits=2),
     Column(name="slow_rank_share", heading="waits for slower ranks", unit="%", digits=2),
     Column(name="rank_input_share", heading="input", unit="%", digits=2),
@@ -254,23 +255,26 @@ SCALING = (
 )
 EXPLANATION = (
     "Efficiency is the throughput of each device over that of one device alone, at the same batch size and threads per "
-    "device. A rank is the process of one device. Waits are shares of a step, averaged over the ranks. Collectives: "
-    "all gradients of a rank are computed, and it still exchanges them; this is the wait of the rank that waits least. "
-    "The other ranks wait longer, for slower ranks. Input: a rank waits for its next batch. Devices also share memory, "
-    "power and cooling, which slows each of them without a wait."
+    "device; of several machines, over that of a device of one machine. A rank is the process of one device. Waits are "
+    "shares of a step, averaged over the ranks. Collectives: all gradients of a rank are computed, and it still "
+    "exchanges them; this is the wait of the rank that waits least. The other ranks wait longer, for slower ranks. "
+    "Input: a rank waits for its next batch. Devices also share memory, power and cooling, which slows each of them "
+    "without a wait."
 )
 
 
 def scaling(evidence: ReportEvidence) -> Section:
     """The section; empty without runs on several devices."""
     blocks: list[Block] = []
+    has_machines = any(row["by"] == "machines" for row in evidence.scaling)
     if rows := [
         row
         | {
+            "machines": row["machines"] if has_machines else None,
             "interval": f"{content.percent(row['level'])}: {content.percent(row['efficiency_low'], 3)} to "
             f"{content.percent(row['efficiency_high'], 3)}"
             if content.is_known(row["level"])
-            else content.ABSENT
+            else content.ABSENT,
         }
         for row in evidence.scaling
     ]:

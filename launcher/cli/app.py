@@ -80,6 +80,7 @@ def run_local(
     if options.gpu_index is not None:
         resolved = replace(resolved, spec=gpu_index.required(resolved.spec, options.gpu_index))
         gpu_index.require(options.gpu_index, gpu_index.listed(), os.environ)
+    runtime.require_one_machine(resolved.spec, "local")
     runtime.require_model(resolved.spec.model)
     runtime.require_data(resolved.spec, is_here=True)
     runtime.require_profile(resolved.spec, lambda: gpu_capability(options.gpu_index))

@@ -35,6 +35,7 @@ from workload.contract.errors import (
 )
 from workload.contract.process import handled_by, interruption
 from workload.contract.record import JobPlace, Status
+from workload.contract.spent import units_per_s
 from workload.contract.text import MINUTE_S, counted, duration, minutes, si
 from workload.contract.trainer import Forks
 
@@ -299,7 +300,9 @@ def fight(
     interrupted: InterruptedRunError | None = None
     ended: str | None = None
     with Forks(tell) as forks:
-        run = measure or partial(run_segment, forks=forks)
+        # Ranks are never forks: neither side is, if one has several.
+        forked = None if any(side.plan.spec.ranks > 1 for side in (pair.a, pair.b)) else forks
+        run = measure or partial(run_segment, forks=forked)
         for position, variant in enumerate(order(int(name.rpartition("-")[2], 16))):
             if position < len(begun):
                 continue
@@ -407,7 +410,8 @@ def _failed(side: Side, position: int, outcome: LocalOutcome, printed: Printed) 
 
 def measured_of(sealed: Bundle, variant: str, position: int, label: str = "") -> Measured:
     """Measurement of a segment from its bundle. `label`: name of the side. Raises `RunFailedError` without steps."""
-    rate = sealed.record.timing.images_per_s
+    # A step of several devices has the samples of all.
+    devices, rate = sealed.record.spec.ranks, units_per_s(sealed.record)
     steps = [row for row in bundle.read_steps(sealed.path) if row["phase"] == "measured"]
     if sealed.record.status is not Status.COMPLETED or not steps or not rate:
         raise RunFailedError(
@@ -415,12 +419,12 @@ def measured_of(sealed: Bundle, variant: str, position: int, label: str = "") ->
             hint=f"{sealed.path}/{bundle.LOG} gives the reason",
         )
     record = sealed.record
-    times = [(float(row["step_s"]) + float(row["data_s"]), int(row["images"])) for row in steps]
+    times = [(float(row["step_s"]) + float(row["data_s"]), int(row["images"]) * devices) for row in steps]
     script = record.spec.script
     work = Work(
         unit=(script and script.unit) or "images",
         samples=median(samples for _, samples in times),
-        flop=record.complexity.train_flop_per_step if record.complexity else None,
+        flop=flop * devices if (flop := record.complexity and record.complexity.train_flop_per_step) else None,
     )
     # A trainer of another version may not record whether the machine was busy.
     recorded_busy = record.bound.busy if record.bound else None

@@ -375,18 +375,15 @@ def _pair_of_words(request: Request, environment: Mapping[str, str]) -> Pair:
         label = scripts.command_line(argv) + (f", with {changed}" if changed else "")
         labels.append(label if argv else shlex.join(words) or "no options of its own")
         workplaces.append(_workplace(request, argv, environment) if argv else None)
-    # Both sides keep their losses, if one of them has a change.
-    context = Context(keeps_losses=request.keeps_losses or any(each.spec.change for each in resolved))
+    # Both sides keep their losses, if one of them has a change; a device has as many CPUs on both.
+    context = Context(
+        keeps_losses=request.keeps_losses or any(each.spec.change for each in resolved),
+        cpu_shares=max(each.spec.devices for each in resolved),
+    )
     plans = [
         _plan(request, each, choice, workplace=workplace, context=context)
         for each, workplace in zip(resolved, workplaces, strict=True)
     ]
-    devices = [plan.spec.devices for plan in plans]
-    if len(set(devices)) > 1:  # a duel compares times of one device's step
-        raise UsageError(
-            f"a duel needs the same number of devices on both sides; got --devices {' and '.join(map(str, devices))}",
-            hint="launch sweep with devices = [1, 2] in [matrix]; analyze compare --by devices compares them",
-        )
     return _pair(labels, plans, are_equal=plans[0].spec == plans[1].spec)
 
 

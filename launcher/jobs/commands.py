@@ -18,7 +18,7 @@ import typer
 from launcher import backends, gpu_choice, run_table
 from launcher.jobs import launches, watch
 from launcher.jobs.launches import Launch, LaunchState
-from launcher.jobs.places import Place, other_places
+from launcher.jobs.places import Place, options_of, other_places
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, prepared, run
 from launcher.jobs.session import OUTPUT_EVERY_S, LaunchProgress, Session
 from launcher.machine import runtime
@@ -148,6 +148,8 @@ def launch(
         raise UsageError("--request needs --dry-run", hint="--dry-run --request")
     words, script_files = script.packed(place.backend, Path.cwd(), os.environ) if script else ((), None)
     resolved = resolve(typed, os.environ, Path.cwd(), script=words)
+    if not options_of(place.backend).COMMAND.several_machines:
+        runtime.require_one_machine(resolved.spec, place.backend)
     runtime.require_model(resolved.spec.model)
     runtime.require_data(resolved.spec, is_here=False)
     runtime.require_profile(resolved.spec)

@@ -283,6 +283,15 @@ def require_profile(spec: RunSpec, capability: Callable[[], object] | None = Non
         raise ToolError("nvidia-smi shows no GPU here; got --profile ncu", hint=f"{TRACES}; launch doctor gpu")
 
 
+def require_one_machine(spec: RunSpec, command: str) -> None:
+    """Raise `UsageError` for a run on several machines, which `launch <command>` cannot start."""
+    if spec.machines > 1:
+        raise UsageError(
+            f"a run of launch {command} has one machine; got --machines {spec.machines}",
+            hint=f"--devices for several GPUs of one machine, or launch slurm --machines {spec.machines}",
+        )
+
+
 def require_folder(output: Path) -> Path:
     """Return `output`. Raises `UsageError` if `output` is a file, or cannot be created or written; creates nothing."""
     existing = next((path for path in (output, *output.parents) if path.exists()), None)

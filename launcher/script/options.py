@@ -162,6 +162,8 @@ class ScriptCommand(GroupedCommand):
         if parameter.name in DEVICES:
             names = ", ".join(f"--{device}" for device in DEVICES)
             return (names, "device to compute on (the best one found)") if parameter.name == DEVICES[0] else None
+        if parameter.name == "machines" and parameter.name not in self.first:
+            return None  # refused in words
         row = super().help_row(parameter, ctx)
         # If a switch is off by default, `--no-…` only overrides a file or an environment variable: not shown.
         return (parameter.opts[0], row[1]) if row and parameter.name in OFF_SWITCHES else row

@@ -138,8 +138,9 @@ class _Reader:
         self._table, self._file = table, file
         self._environment, self._config_folder = environment, config_folder
         self._command: Command | None = None
-        # Repeats are blocks of the whole matrix, so their key is at the top of the file.
-        self._options = {option.name: option for option in options() if option.name != "repeats"}
+        # Repeats are blocks of the whole matrix, so their key is at the top of the file. `machines` of an [[on]] table
+        # is the number of machines that share the blocks.
+        self._options = {option.name: option for option in options() if option.name not in ("repeats", "machines")}
 
     def read(self) -> Matrix:
         self._known(self._table, TOP, where="")
@@ -402,7 +403,7 @@ class _Reader:
         try:
             chosen = {**defaults, **own, **_run_options_in(combination)}
             base = resolve(chosen, self._environment, self._config_folder, script=words_with(combination))
-            once = replace(base.spec, repeats=1)
+            once = replace(base.spec, repeats=1, machines=1)
             for combination in combinations:
                 spec = replace(once, **_run_options_in(combination), script=words_with(combination)).checked()
                 if (index := getattr(place.options, "gpu_index", None)) is not None:
@@ -412,7 +413,7 @@ class _Reader:
             rule = ", ".join(f"{name} = {_toml(value)}" for name, value in combination.items())
             cure = f'[[exclude]] with on = "{place.name}" and the values that are impossible there, or {error.hint}'
             raise self._error(f"at [[on]] {place.name}, with {rule}: {error}", hint=cure) from error
-        origin = {name: source for name, source in base.origin.items() if name != "repeats"}
+        origin = {name: source for name, source in base.origin.items() if name not in ("repeats", "machines")}
         return PlaceMatrix(place=place, configurations=tuple(configurations), origin=origin)
 
     # Helpers.
@@ -439,6 +440,11 @@ class _Reader:
             raise self._error(
                 f"{where} repeats: repeats belong to the whole matrix, each repeat is a block",
                 hint="repeats = 3 at the top of the file",
+            )
+        if name == "machines":
+            raise self._error(
+                f"{where} machines: a run of a sweep has one machine",
+                hint="machines = 3 in [[on]] for machines that share the blocks; launch slurm --machines 2 for one run",
             )
         self._known([name], self._options, where=f"{where} ", kind="a run option")
         if self._command and name not in SCRIPT_OPTIONS:

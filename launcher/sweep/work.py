@@ -303,7 +303,7 @@ def configuration_text(run: TaskRun, plan: PlacePlan) -> str:
 def rate_text(record: Record) -> str:
     """Throughput in words, in the unit that the run counts: `250 images/s`; with several devices: of each."""
     unit = (record.spec.script and record.spec.script.unit) or "images"
-    devices = record.spec.devices or 1
+    devices = record.spec.ranks
     each = f" on each of {devices:g} devices" if devices > 1 else ""
     return f"{plain(record.timing.images_per_s or 0.0, 4)} {unit}/s{each}"
 

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from analysis import compare, summary
+from analysis import scaling, summary
 from analysis.api import Results
 from analysis.figures import material
 from analysis.kernels import kernel_points
@@ -131,7 +131,7 @@ def undrawn(loaded: Results) -> ReportEvidence:
         roofs=roofs,
         kernel_points=kernel_points,
         costs=summary.costs,
-        scaling=lambda found: pd.DataFrame(compare.scaling(found)),
+        scaling=lambda found: pd.DataFrame(scaling.scaling(found)),
     )
     every = OfRuns(cases=cases(loaded))
     return ReportEvidence(results=loaded, of_runs=every, material=tables, drawn=(), points=points(loaded))

@@ -124,6 +124,7 @@ AMOUNTS: dict[str, tuple[list[dict[str, Any]], int | None, str, float]] = {
     "more than a batch apart": ([LONG, {"spec__dataset_images": 49_967}], None, "1 million images", 10_000),
     "two amounts": ([{"spec__samples": 1000}, {"spec__samples": 2000}], None, "1 million images", 10_000),
     "two devices": ([LONG | {"spec__devices": 2, "ranks": TWO_DEVICES}], None, "an epoch of 50,000 images", 250),
+    "two machines": ([LONG | {"spec__machines": 2, "ranks": TWO_DEVICES}], None, "an epoch of 50,000 images", 250),
 }
 
 
@@ -138,7 +139,8 @@ def test_amount_of_work_whose_cost_is_told(
     row = next(row for row in rows if row["batch_size"] == 32)
     assert row["epoch_of"] == told
     assert row["epoch_s"] == pytest.approx(seconds)
-    assert row["epoch_usd"] == pytest.approx(0.36 * seconds / 3600)
+    machines = changes[0].get("spec__machines", 1)
+    assert row["epoch_usd"] == pytest.approx(machines * 0.36 * seconds / 3600)
 
 
 def test_usual_amount_of_each_unit(tmp_path: Path) -> None:

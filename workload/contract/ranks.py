@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import NamedTuple
 
-from workload.contract.fields import Number, Numbers, Rate, Share, Text
+from workload.contract.fields import Number, Numbers, Rate, Share, Text, Texts
 from workload.contract.text import percent, si
 
 # Option of a rank: the folder in which it leaves its error for the process that started it.
@@ -27,6 +28,12 @@ STEPS, COLLECTIVES_FILE = "steps.csv", "collectives.csv"
 # A step has a row for each kind of collective, and a last one for all kinds, without which a kill has cut it off.
 COLLECTIVE_COLUMNS = ("step", "kind", "number", "bytes", "own_s", "hidden_s", "exposed_s")
 ALL_KINDS = "all"
+# File of a run on several machines, in FOLDER: the host of each rank, and its clock; names as in `Ranks`.
+HOSTS_FILE = "hosts.csv"
+CLOCK_COLUMNS = ("clock_start_s", "clock_end_s", "clock_error_s")
+HOST_COLUMNS = ("rank", "host", *CLOCK_COLUMNS)
+# Clocks that differ by more than this were not set by NTP.
+MOST_CLOCK_S = 1.0
 # Least number of steps for quartiles.
 LEAST_STEPS = 5
 # A smaller difference is not worth a search for its cause, even if it is certain.
@@ -96,6 +103,8 @@ class Ranks:
     `slower_by`: how much longer than the others the rank with the longest `own_s` takes, as a share of their time;
     `spread`: interquartile range of this share. `slowest`: that rank, if it is slower by more than the spread, else
     None. `why`: why there is no comparison.
+    With several machines: `hosts`, of each rank; `clock_start_s` and `clock_end_s`: by how much its clock was ahead of
+    the first machine's at the beginning and at the end of the run, each wrong by at most `clock_error_s`.
     """
 
     number: Number = None
@@ -112,6 +121,10 @@ class Ranks:
     slower_by: Share = None
     spread: Share = None
     why: Text = None
+    hosts: Texts = None
+    clock_start_s: Numbers = None
+    clock_end_s: Numbers = None
+    clock_error_s: Numbers = None
 
 
 class KindStep(NamedTuple):
@@ -163,11 +176,40 @@ def summary(folder: Path, *, device: str | None, measured_s: float | None) -> Ra
     if not places:
         return None
     known = summarized([_steps_of(folder, place) for place in places], measured_s)
-    return replace(known, backend=backend_of(device))
+    return replace(known, backend=backend_of(device), **_hosts(folder))
 
 
-def summarized(ranks: Sequence[Mapping[int, RankStep]], measured_s: float | None = None) -> Ranks:
-    """Summary of the measured steps of all ranks. `ranks`: for each rank, its steps by their number."""
+def _hosts(folder: Path) -> dict[str, list[str] | list[float]]:
+    """Fields of `Ranks` on hosts and clocks; those whose clocks are not all known have no clocks."""
+    rows = complete_rows(folder / FOLDER / HOSTS_FILE)
+    clocks = {name: [float(row[name]) for row in rows] for name in CLOCK_COLUMNS}
+    is_known = all(map(math.isfinite, chain(*clocks.values())))
+    return {"hosts": [row["host"] for row in rows], **(clocks if is_known else {})} if rows else {}
+
+
+def clock_notes(ranks: Ranks | None) -> list[str]:
+    """Note if the clocks of the machines differ so much that times of day in their files cannot be compared."""
+    if ranks is None or not ranks.hosts or not ranks.clock_end_s:
+        return []
+    furthest = max(range(len(ranks.hosts)), key=[abs(each) for each in ranks.clock_end_s].__getitem__)
+    ahead_s = ranks.clock_end_s[furthest]
+    if abs(ahead_s) <= MOST_CLOCK_S:
+        return []
+    relation = "ahead of" if ahead_s > 0 else "behind"
+    text = (
+        f"the clock of {ranks.hosts[furthest]} is {abs(ahead_s):,.1f} s {relation} that of {ranks.hosts[0]}: times of "
+        "day in the logs of these machines cannot be compared; no figure of the run depends on them"
+    )
+    return [text]
+
+
+def summarized(
+    ranks: Sequence[Mapping[int, RankStep]], measured_s: float | None = None, *, least: int = LEAST_STEPS
+) -> Ranks:
+    """Summary of the measured steps of all ranks. `ranks`: for each rank, its steps by their number.
+
+    `least`: least number of common steps, at least 2. No rank is the slowest with fewer than `LEAST_STEPS`.
+    """
     common = sorted(set(ranks[0]).intersection(*ranks[1:]))
     images = sum(steps[number].images for steps in ranks for number in common)
     # The wall time of an interrupted run may include a step that not every rank has completed.
@@ -179,12 +221,13 @@ def summarized(ranks: Sequence[Mapping[int, RankStep]], measured_s: float | None
         images_per_s=images / measured_s if measured_s and is_whole else None,
         why=TOO_FEW,
     )
-    if len(common) < LEAST_STEPS:
+    if len(common) < least:
         return known
     if any(steps[number].exposed_s is None for steps in ranks for number in common):
         data_s = [median(steps[number].data_s for number in common) for steps in ranks]
         return replace(known, data_s=data_s, why=UNKNOWN)
-    return _compared(known, [[steps[number] for number in common] for steps in ranks])
+    compared = _compared(known, [[steps[number] for number in common] for steps in ranks])
+    return compared if len(common) >= LEAST_STEPS else replace(compared, slowest=None, why=TOO_FEW)
 
 
 def _compared(known: Ranks, ranks: Sequence[Sequence[RankStep]]) -> Ranks:

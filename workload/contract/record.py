@@ -106,7 +106,7 @@ class Spec:
     For a user's own script the fields are as observed: `model` is the script's name, and `batch_size` the number of
     `script.unit`, or of sequences of tokens if known, in each of the `grad_accumulation` batches of a step. `samples`:
     the user's own amount of work, in the unit of throughput. `change`: changes made to a script from outside, separated
-    by `; `. `dataset_images`: images of our trainer's data set.
+    by `; `. `dataset_images`: images of our trainer's data set. `devices`: on each of the `machines`.
     """
 
     model: Annotated[str, Kind.TEXT] = field(metadata={"column": ""})
@@ -122,6 +122,7 @@ class Spec:
     iterations: Number = column()
     min_seconds: Number = None
     devices: Number = None
+    machines: Number = None
     repeats: Number = None
     profile: Text = None
     profile_steps: Number = None
@@ -146,6 +147,11 @@ class Spec:
     change: Text = column()
     dataset_images: Number = None
     script: ScriptFacts | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes that trained together, on all machines."""
+        return int((self.devices or 1) * (self.machines or 1))
 
     @classmethod
     def from_run_spec(cls, spec: RunSpec) -> "Spec":

@@ -35,6 +35,8 @@ OTHER_VARIABLES = frozenset(
         "ROOFLAUNCH_JOB",
         # launcher/backends/slurm/plan.py
         "ROOFLAUNCH_END_S",
+        # Set for a rank on one of several machines: workload/run/machines.py
+        "ROOFLAUNCH_STARTER",
         # launcher/backends/gcp/options.py
         "ROOFLAUNCH_PROJECT", "ROOFLAUNCH_BUCKET", "ROOFLAUNCH_REPOSITORY", "ROOFLAUNCH_SERVICE_ACCOUNT",
         "ROOFLAUNCH_NETWORK", "ROOFLAUNCH_SUBNETWORK",
@@ -112,7 +114,7 @@ GPU_MIN_SECONDS = 3.0
 SCRIPT_OPTIONS = frozenset(
     {
         *("device", "warmup", "iterations", "min_seconds", "repeats", "ceilings", "fresh_ceilings", "samples_per_step"),
-        *("samples", "devices", "profile", "profile_steps", "ncu_metrics", "change"),
+        *("samples", "devices", "machines", "profile", "profile_steps", "ncu_metrics", "change"),
     }
 )
 SCRIPT_ONLY_OPTIONS = frozenset({"samples_per_step", "change"})
@@ -195,6 +197,7 @@ class RunSpec:
         None, "measure for at least this number of seconds (3; 0 on a CPU)", minimum=0, example="3"
     )
     devices: int = _option(1, "GPUs, or shares of the CPUs, that train together", minimum=1, example="2")
+    machines: int = _option(1, "machines that train together, each with --devices", minimum=1, example="2")
     repeats: int = _option(1, "run the configuration this many times, each in a new process", minimum=1, example="3")
     profile: Profile = _option(
         Profile.NONE, "profile after the run: ncu counts FLOP and bytes, torch traces", example="ncu"
@@ -247,6 +250,7 @@ class RunSpec:
     def title(self) -> str:
         """Name in a plan: `resnet18, batch 16, fp32`, or the script with its arguments."""
         devices = f", {self.devices} devices" if self.devices > 1 else ""
+        devices += f" on each of {self.machines} machines" if self.machines > 1 else ""
         if self.script:
             changed = f", with {self.change}" if self.change else ""
             return f"{scripts.command_line(self.script)}{devices}{changed}"
@@ -260,6 +264,11 @@ class RunSpec:
             return "the CPU (NVIDIA GPUs are hidden from the script)"
         usual = "the device that it chooses" if self.script else "the best device found"
         return usual if self.device is Device.AUTO else self.device
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes that train together, on all machines."""
+        return self.machines * self.devices
 
     @property
     def images_per_step(self) -> int:
@@ -329,11 +338,12 @@ class RunSpec:
             f"a Mac has one GPU; got --devices {self.devices}",
             "--cpu, or leave --devices out",
         )
-        yield (
-            self.devices > 1 and self.profile is not Profile.NONE,
-            f"only a run of one device can be profiled; got --profile {self.profile} --devices {self.devices}",
-            "leave --profile out, or profile the same configuration without --devices",
-        )
+        for name, number in (("devices", self.devices), ("machines", self.machines)):
+            yield (
+                number > 1 and self.profile is not Profile.NONE,
+                f"only a run of one device can be profiled; got --profile {self.profile} --{name} {number}",
+                f"leave --profile out, or profile the same configuration without --{name}",
+            )
         for name in ("profile_step_bytes", "profile_throughput", "ncu_metrics"):
             flag = f"--{name.replace('_', '-')}"
             yield (
@@ -422,7 +432,7 @@ class Option:
     @property
     def group(self) -> Group:
         """Heading of this option in a command's help."""
-        if self.name in ("device", "devices"):
+        if self.name in ("device", "devices", "machines"):
             return Group.PLACE
         if self.name in SCRIPT_ONLY_OPTIONS:
             return Group.SCRIPT

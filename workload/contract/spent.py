@@ -250,7 +250,7 @@ def units_per_step(record: Record) -> float | None:
 
 def units_per_s(record: Record) -> float | None:
     """Throughput of all devices of a run together, in images, tokens or samples per second; None if it is unknown."""
-    if (record.spec.devices or 1) == 1:
+    if record.spec.ranks == 1:
         return record.timing.images_per_s
     return record.ranks.images_per_s if record.ranks else None
 

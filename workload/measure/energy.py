@@ -4,6 +4,7 @@ RAPL: docs.kernel.org/power/powercap/powercap.html. Often only root may read it,
 """
 
 import math
+import os
 import time
 from bisect import bisect, bisect_left
 from collections.abc import Callable, Sequence
@@ -102,6 +103,8 @@ class EnergyMeter:
         `ranks`: processes of the run, each with a GPU of its own, the first ones that torch sees. A single process may
         use several GPUs.
         """
+        if ranks > int(os.environ.get("LOCAL_WORLD_SIZE", ranks)):
+            return cls([], EnergySource.RAPL)  # nobody reads the counters of other machines
         if device is not Device.CUDA:
             return cls(rapl_counters(HostSystem()) if device is Device.CPU else [], EnergySource.RAPL)
         every = range(torch.cuda.device_count())

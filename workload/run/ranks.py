@@ -9,7 +9,6 @@ import logging
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workload import log
 from workload.contract import bundle
@@ -55,7 +54,7 @@ from workload.contract.spec import Device, Profile, Resolved, RunSpec, arguments
 from workload.contract.trainer import Context
 from workload.environment import host
 from workload.measure.timing import Timeline
-from workload.run import unfinished
+from workload.run import machines, unfinished
 from workload.steps.program import LEAVE, Program
 
 if TYPE_CHECKING:
@@ -235,9 +234,14 @@ def _run_ranks(
     is_launched: bool = True,
 ) -> None:
     """Run ranks to their end. `words`: Python's arguments for a rank; `script`: words after them, from `--` on."""
-    with tempfile.TemporaryDirectory() as folder:
+    # Ranks on other machines see the folder of the bundles, not this machine's temporary folder.
+    place = output.absolute() if spec.machines > 1 else None
+    if place:
+        place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place, prefix=".ranks-") as folder:
         notes = Path(folder)
-        failure = _ended(spec.devices, [*words, NOTES_FLAG, folder, *script], notes)
+        words = [*words, NOTES_FLAG, folder, *script]
+        failure = _ended_there(spec, words) if spec.machines > 1 else _ended(spec.devices, words, notes)
         note = notes / BUNDLE_NOTE
         opened = Path(note.read_text(encoding="utf-8").rstrip("\n")) if note.is_file() else None
         # A sealed bundle is a complete measurement, whatever a script did afterwards.
@@ -258,6 +262,8 @@ def _require_devices(spec: RunSpec) -> None:
         raise UsageError(
             f"several devices need Linux or macOS; got --devices {spec.devices}", hint="leave --devices out, or use WSL"
         )
+    if spec.machines > 1:
+        machines.nodes_of_job(spec.machines)
     import torch  # noqa: PLC0415 - takes seconds
 
     from workload.environment import device  # noqa: PLC0415 - imports torch
@@ -277,9 +283,63 @@ def _require_devices(spec: RunSpec) -> None:
         )
 
 
+def _store_at(address: str) -> Any:
+    """Key-value store by which the ranks find each other, at a free port of this address of this machine."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415 - takes seconds
+
+    # Others may write into the ranks' store, which has no password. Unlike "c10d", a static rendezvous unpickles
+    # nothing from it. torch's own server would listen on all interfaces; with `multi_tenant`, torch takes this one.
+    listening = machines.listening_at(address)
+    return TCPStore(
+        address,
+        listening.getsockname()[1],
+        is_master=True,
+        multi_tenant=True,
+        master_listen_fd=listening.detach(),
+        wait_for_workers=False,
+    )
+
+
+def _ended_there(spec: RunSpec, words: list[str]) -> RooflaunchError | None:
+    """Run ranks on several machines to their end; return the error that ended them, else None."""
+    try:
+        nodes = machines.nodes_of_job(spec.machines)
+        address = machines.own_address(nodes[1])
+        store = _store_at(address)
+        # The variables of torchrun, whose store the starting process has too; `machines.join` adds those of a rank.
+        variables = {
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(store.port),
+            "WORLD_SIZE": str(spec.ranks),
+            "ROLE_WORLD_SIZE": str(spec.ranks),
+            "LOCAL_WORLD_SIZE": str(spec.devices),
+            "GROUP_WORLD_SIZE": str(spec.machines),
+            "ROLE_NAME": "default",
+            "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_USE_AGENT_STORE": str(True),
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        }
+        raise_if_interrupted()
+        ended = machines.run(words, nodes, spec.devices, address, variables)
+    except RooflaunchError as error:
+        return error
+    if interrupted := pending_interruption():
+        return interrupted
+    if isinstance(ended, int):
+        return RunFailedError(f"srun ended with exit code {ended}", hint="see its messages above") if ended else None
+    where = f"rank {ended.rank} on {ended.host}"
+    if ended.note is None:
+        return RunFailedError(
+            f"{where} was killed, or its machine or the network was lost; the bundle keeps the steps so far",
+            hint=f"if `dmesg` on {ended.host} shows that memory ran out, try a smaller --batch-size; else run again",
+        )
+    return ERRORS.get(ended.note["kind"], RunFailedError)(f"{ended.note['message']} ({where})", hint=ended.note["hint"])
+
+
 def _ended(number: int, words: list[str], notes: Path) -> RooflaunchError | None:
     """Run `number` ranks to their end; return the error that ended them, else None."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415 - takes seconds
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415
@@ -290,17 +350,7 @@ def _ended(number: int, words: list[str], notes: Path) -> RooflaunchError | None
     # All ranks are on this machine, whose name may have no address.
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", LOOPBACK)
-    # Others may write into the ranks' store, which has no password. Unlike "c10d", a static rendezvous unpickles
-    # nothing from it. torch's own server would listen on all interfaces; with `multi_tenant`, torch takes this one.
-    listening = socket.create_server((HOST, 0))
-    store = TCPStore(
-        HOST,
-        listening.getsockname()[1],
-        is_master=True,
-        multi_tenant=True,
-        master_listen_fd=listening.detach(),
-        wait_for_workers=False,
-    )
+    store = _store_at(HOST)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -356,11 +406,13 @@ def _first_error(failed: "ChildFailedError", notes: Path) -> RooflaunchError:
 
 def run(resolved: Resolved, context: Context, output: Path, timeline: Timeline, notes: Path) -> None:
     """Train as one rank. An error is written to the folder `notes`, and raised again."""
+    machines.join()
     if int(os.environ["RANK"]):
         # Errors are in the notes, and rank 0 shows the progress.
         log.LOGGER.handlers.clear()
 
     def announce(folder: Path) -> None:
+        machines.write_hosts(folder)
         replace_text(notes / BUNDLE_NOTE, f"{folder.absolute()}\n", durable=False)
         print(folder, flush=True)
 
@@ -385,6 +437,7 @@ def noted(notes: Path | None, last: Callable[[], None] = lambda: None) -> Iterat
     _end_in_time(last)
     try:
         yield
+        machines.tell_end()
     except Exception as error:
         failure = pending_interruption() or error
         known = isinstance(failure, RooflaunchError)
@@ -396,6 +449,7 @@ def noted(notes: Path | None, last: Callable[[], None] = lambda: None) -> Iterat
         }
         # torchrun ends this rank with SIGTERM as soon as another one has failed.
         with interruption_deferred(), suppress(OSError):
+            machines.tell_error(note)
             if notes:
                 replace_text(notes / ERROR_NOTE.format(rank), json.dumps(note), durable=False)
         raise

@@ -30,6 +30,7 @@ from workload.measure import link_rates
 from workload.measure.clock import Collectives, clock_for, replaced
 from workload.measure.recorder import StepPhase
 from workload.measure.timing import Timeline
+from workload.run import machines
 from workload.run.life import Life, Region
 from workload.run.unfinished import first_record
 from workload.steps import changes
@@ -233,7 +234,8 @@ class MeasuredScript:
             samples_per_step=self._limits.samples_per_step,
             samples=given.samples,
             change=given.change,
-            devices=self._agreement.size if self._agreement else None,
+            devices=self._agreement.size // given.machines if self._agreement else None,
+            machines=given.machines,
             script=replace(
                 script,
                 step=step.text,
@@ -297,6 +299,7 @@ class MeasuredScript:
     def _complete(self) -> None:
         """Finish the measurement; the session calls this when every step is taken, while the script waits."""
         if self._agreement and self._writes:
+            self._note_hosts()
             self._agreement.meet()
         self.close(Status.COMPLETED)
         if self._agreement and not self._writes:
@@ -307,10 +310,16 @@ class MeasuredScript:
         if self._agreement and self._writes:
             # The record has the steps of all ranks.
             self._leave_steps()
+            self._note_hosts()
             self._agreement.end()
         self.close(Status.COMPLETED)
         if self._agreement and not self._writes:
             self._agreement.end()
+
+    def _note_hosts(self) -> None:
+        """Compare the clocks of several machines while every rank is still there."""
+        if self.folder:
+            machines.write_hosts(self.folder)
 
     def _leave_steps(self) -> None:
         self.step_log.flush_events(is_over=True)
@@ -515,6 +524,7 @@ def _notes_on_ranks(record: Record, agreement: Agreement | None) -> Iterator[str
     spec, found = record.spec, record.ranks
     if found is None or agreement is None:
         return
+    yield from ranks.clock_notes(found)
     if found.why == ranks.UNKNOWN:
         yield found.why
     elif spec.compile:

@@ -34,7 +34,7 @@ from workload.contract.text import counted
 from workload.contract.trainer import Context
 from workload.environment import gpu_index, host
 from workload.measure.timing import Timeline
-from workload.run import ranks
+from workload.run import machines, ranks
 from workload.run.ranks import repeat_script, words_of_run
 from workload.steps import hooks, program
 from workload.steps.program import shown
@@ -122,6 +122,8 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
     changes.require_variables(spec.change, os.environ)
     facts = parsed.context or parsed.series
     context = Context() if facts is None else Context.from_argument(facts)
+    if parsed.rank_notes is not None:
+        machines.join()
     place = program.rank_here()
     if place and parsed.rank_notes is None:
         _refuse_for_rank(spec, parsed.gpu_index, place[1])
@@ -131,7 +133,7 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
         gpu_index.use(parsed.gpu_index)
     if spec.repeats > 1 or (spec.profile is not Profile.NONE and not context.profile_later):
         return repeat_script(parsed, spec, script, context)
-    if spec.devices > 1 and place is None:
+    if spec.ranks > 1 and place is None:
         words = words_of_run(parsed, spec, context)
         words += ["--bundles", str(parsed.bundles)] if parsed.bundles else []
         ranks.start_script(words, spec, context, parsed.output, is_launched=parsed.context is not None)
@@ -151,6 +153,7 @@ def _refuse_for_rank(spec: RunSpec, index: int | None, size: int) -> None:
     """
     typed = {
         "--devices": spec.devices > 1,
+        "--machines": spec.machines > 1,
         "--repeats": spec.repeats > 1,
         "--profile": spec.profile is not Profile.NONE,
         gpu_index.FLAG: index is not None,
@@ -242,6 +245,7 @@ def _announcer(parsed: Namespace, *, to_stdout: bool) -> Callable[[Path], None]:
             os.dup2(2, 1)
 
     def announce(folder: Path) -> None:
+        machines.write_hosts(folder)
         for path in filter(None, files):
             replace_text(path, f"{folder}\n", durable=False)
         if to_stdout:

@@ -42,6 +42,7 @@ from workload.measure.clock import Collectives, clock_for
 from workload.measure.recorder import StepPhase, loss_reader_for
 from workload.measure.timing import Timeline
 from workload.model import models
+from workload.run import machines
 from workload.run.life import Life, Region
 from workload.run.unfinished import first_record, status_of
 from workload.steps import complexity, training_step
@@ -120,7 +121,7 @@ def prepare(resolved: Resolved, context: Context, output: Path, rank: int = 0) -
     chosen = device.choose(resolved.spec.device)
     if chosen is Device.CUDA:
         # Counting the FLOP takes memory of the current GPU. Every rank would otherwise take memory of the first GPU.
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
     spec = resolved.spec.filled(chosen, cpus=max(1, int(cpus))).checked()
     gpu_notes = device.unused_gpu_note(resolved.spec.device, chosen)
     for note in gpu_notes:
@@ -224,6 +225,7 @@ def _execute(job: TrainingJob, folder: Path, timeline: Timeline, beside: Section
             life.measure_again()
             timeline.enter("finish")
             if group:
+                machines.write_hosts(folder)
                 distributed.barrier()
                 measured_s = life.record.timing.measured_s
                 life.set(ranks=ranks.summary(folder, device=job.spec.device, measured_s=measured_s))
@@ -234,7 +236,7 @@ def _execute(job: TrainingJob, folder: Path, timeline: Timeline, beside: Section
             failure = pending_interruption() or explain(error, job.spec)
             LOGGER.debug("%s", "".join(traceback.format_exception(error)))
         with interruption_deferred():
-            life.notes += [*_skipped(life.record), *_idle_cpus(life.record)]
+            life.notes += [*_skipped(life.record), *_idle_cpus(life.record), *ranks.clock_notes(life.record.ranks)]
             status = status_of(failure) if failure else Status.COMPLETED
             what = (str(failure) or type(failure).__name__) if failure else None
             life.set(hint=getattr(failure, "hint", None))
@@ -291,7 +293,7 @@ def _train(job: TrainingJob, folder: Path, life: Life | None, timeline: Timeline
 @contextmanager
 def _phase(region: Region, phase: StepPhase, count: int, spec: RunSpec) -> Iterator[Progress]:
     """Context manager for the steps of one phase. A phase that fails ends with its last complete step."""
-    progress = Progress(phase, count, images_per_step=spec.images_per_step * spec.devices)
+    progress = Progress(phase, count, images_per_step=spec.images_per_step * spec.ranks)
     region.enter(phase)
     region.recorder.on_flush = lambda: progress.update(len(region.totals.step_s))
     is_complete = False

@@ -106,7 +106,7 @@ def step_of(run: Record) -> Step:
         flop=work.train_flop_per_step,
         bytes_lower=work.bytes_per_step_lower,
         bytes_upper=work.bytes_per_step_upper,
-        devices=int(spec.devices or 1),
+        devices=spec.ranks,
         is_compiled=bool(spec.compile),
         unknown_share=next((share for share in shares if share is not None), 0.0),
     )

@@ -108,6 +108,8 @@ def shown() -> AbstractContextManager[None]:
 
 # --- the script's process
 
+# Environment variable of a rank on one of several machines; see workload/run/machines.py.
+STARTER = "ROOFLAUNCH_STARTER"
 TORCHRUN = "torchrun --nproc-per-node 2 -m rooflaunch script -- train.py"
 STEP_HINT = "mark the end of a step in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update"
 # Time limit in seconds for the script's exit: a last checkpoint, the end of worker processes and a logger's upload take
@@ -288,17 +290,18 @@ def _module(words: Sequence[str], filled: Sequence[str]) -> Program:
 def rank_here() -> tuple[int, int] | None:
     """Number of this process among the ranks that torchrun has started, and their number; None for one process.
 
-    Raises `UsageError` for variables that do not describe ranks on one machine.
+    Raises `UsageError` for variables that do not describe ranks on one machine, or ranks that rooflaunch has started.
     """
     names = ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE")
     given = [os.environ.get(name, os.environ.get("WORLD_SIZE", "1")) for name in names]
     if given[0] == "1":
         return None
     size, rank, here = (int(text) if text.isdecimal() else -1 for text in given)
-    if not 0 <= rank < size == here:
+    if not 0 <= rank < size or (size != here and STARTER not in os.environ):
         got = ", ".join(f"{name}={text}" for name, text in zip(names, given, strict=True))
         raise UsageError(
-            f"only ranks on one machine can be measured; got {got}", hint=f"unset WORLD_SIZE, or {TORCHRUN}"
+            f"ranks of several machines are measured only if rooflaunch starts them; got {got}",
+            hint=f"launch slurm --machines 2 -- train.py; on one machine {TORCHRUN}",
         )
     return rank, size
 

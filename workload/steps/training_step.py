@@ -109,11 +109,11 @@ def _loaded(spec: RunSpec, rank: int, dataset: Any, *, path: Path) -> DataSource
     if spec.subset is not None:
         order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(spec.seed))
         dataset = Subset(dataset, order[: spec.subset].tolist())
-    if len(dataset) < (spec.batch_size or 0) * spec.devices:
-        each = f" for each of {spec.devices} devices" if spec.devices > 1 else ""
+    if len(dataset) < (spec.batch_size or 0) * spec.ranks:
+        each = f" for each of {spec.ranks} devices" if spec.ranks > 1 else ""
         raise UsageError(
             f"data set '{spec.dataset}' gives {len(dataset)} images: fewer than one batch of {spec.batch_size}{each}",
-            hint=f"--batch-size {max(1, len(dataset) // spec.devices)}, or more images",
+            hint=f"--batch-size {max(1, len(dataset) // spec.ranks)}, or more images",
         )
     loader = _loader(spec, rank, dataset)
     return DataSource(batches=lambda: _endless(spec, loader), classes=classes, images=len(dataset), path=path)
@@ -122,10 +122,10 @@ def _loaded(spec: RunSpec, rank: int, dataset: Any, *, path: Path) -> DataSource
 def _loader(spec: RunSpec, rank: int, dataset: Dataset[Any]) -> DataLoader[Any]:
     workers = spec.workers or 0
     sampler: DistributedSampler[Any] | None = None
-    if spec.devices > 1:
+    if spec.ranks > 1:
         # All ranks draw the same order, and take turns in it.
         ordered: Any = dataset
-        sampler = DistributedSampler(ordered, spec.devices, rank, shuffle=True, seed=spec.seed, drop_last=True)
+        sampler = DistributedSampler(ordered, spec.ranks, rank, shuffle=True, seed=spec.seed, drop_last=True)
     return DataLoader(
         dataset,
         batch_size=spec.batch_size,

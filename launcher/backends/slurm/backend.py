@@ -147,8 +147,8 @@ def _limit_s(text: str) -> float:
         return UNLIMITED_S
 
 
-def require_room(site: Site, partitions: Sequence[Partition], *, gres: str, limit_s: int) -> None:
-    """Raise `UsageError` for a request that no node of the partitions can ever meet."""
+def require_room(site: Site, partitions: Sequence[Partition], *, gres: str, limit_s: int, nodes: int = 1) -> None:
+    """Raise `UsageError` for a request that the nodes of the partitions can never meet."""
     if not partitions:
         return
     shown = ", ".join(partition.name for partition in partitions)
@@ -162,6 +162,13 @@ def require_room(site: Site, partitions: Sequence[Partition], *, gres: str, limi
         listed = ", ".join(dict.fromkeys(f"gpu:{gpus.kind}:{gpus.count}" for gpus in available))
         message = f"partition {shown} of {site.cluster} has {listed}; got --gres {gres}"
         raise UsageError(message, hint=f"--gres {listed}")
+    # A job's nodes are of one partition.
+    largest = max(partition.nodes for partition in partitions)
+    if nodes > largest:
+        raise UsageError(
+            f"partition {shown} of {site.cluster} has {counted(largest, 'node')}; got --machines {nodes}",
+            hint=f"--machines {largest}" if largest > 1 else "another --partition; launch doctor slurm shows them",
+        )
     if all(limit_s > partition.limit_s for partition in partitions):
         longest = max(partitions, key=lambda partition: partition.limit_s).limit
         raise UsageError(f"a job of partition {shown} may take {longest}; got {limit_s} s", hint=f"--time {longest}")
@@ -271,7 +278,7 @@ def prepare(draft: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
     with_gpus = bool(partitions) and all(partition.gpus for partition in partitions)
     usual_gres = f"gpu:{draft.request.work.devices}" if with_gpus and draft.spec.device is Device.AUTO else ""
     gres = draft.gres or usual_gres
-    require_room(site, partitions, gres=gres, limit_s=options.time_s)
+    require_room(site, partitions, gres=gres, limit_s=options.time_s, nodes=draft.spec.machines)
     software, why = _chosen_software(site, options, draft.node.python)
     software_there = replace(
         draft.node,

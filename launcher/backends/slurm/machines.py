@@ -63,9 +63,10 @@ REFUSALS = (
         hint="--gres gpu:1; launch doctor slurm shows the GPUs of each partition",
     ),
     Refusal(
-        pattern="node configuration is not available|Memory specification can not|More processors requested",
+        pattern="node configuration is not available|Node count specification|Memory specification can not"
+        "|More processors requested",
         meaning="no node of the partition has the requested resources",
-        hint="another --partition, or less of --gres, --constraint or memory; launch doctor slurm",
+        hint="another --partition, or less of --machines, --gres, --constraint or memory; launch doctor slurm",
     ),
     Refusal(
         pattern="MaxSubmit|job submit limit|QOS policy|Job violates accounting",

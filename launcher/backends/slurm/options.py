@@ -26,9 +26,10 @@ COMMAND = Command(
     that the compute nodes share with the login node.
     """,
     examples=EXAMPLES,
-    first=("partition", "time_s"),
+    first=("partition", "machines", "time_s"),
     noun="job",
     sent_to="sbatch",
+    several_machines=True,
 )
 
 
@@ -137,4 +138,4 @@ class Options:
         "HOST/NAME@sha256:… or a .sif or .sqsh file that the nodes can read", default=None, metavar="REF|FILE"
     )
     python: str | None = choice("the nodes' Python with torch (python3)", default=None, metavar="PATH")
-    usd_per_h: float | None = choice("price of an hour of the node", default=None, metavar="USD")
+    usd_per_h: float | None = choice("price of an hour of a node", default=None, metavar="USD")

@@ -73,15 +73,17 @@ def job_script(requests: Sequence[Request], options: Options, node: NodeSoftware
     name = requests[0].name
     # sbatch does not expand `~`, and is called in the user's home: a folder below the home becomes a relative path.
     folder = f"{node.root.removeprefix('~/')}/arrays/{name}"
-    devices = max(request.work.devices for request in requests)
+    devices, nodes = max(request.work.devices for request in requests), RunSpec.from_json(requests[0].spec).machines
     at_a_time = "" if options.at_a_time is None else f"%{options.at_a_time}"
     words = [
         f"--job-name={name}",
         f"--array=1-{len(requests)}{at_a_time}",
         f"--output={folder}/%a.log",
         "--open-mode=append",
-        "--nodes=1",
-        "--ntasks=1",
+        # The agent runs on the first node; srun starts the ranks on all.
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        *(["--ntasks-per-node=1"] if nodes > 1 else []),
         *cpu_words(options, devices),
         f"--time={time_text(options.time_s)}",
         *sbatch_words(options, gres=gres),
@@ -213,7 +215,10 @@ VALUE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_@%+=.,:*/()&|!\[\]-]{0,511}")
 GRES = re.compile(r"[a-z][a-z0-9_]*(:[A-Za-z][A-Za-z0-9_.-]*)?(:[1-9][0-9]{0,3})?(,[A-Za-z0-9_.:,-]+)?")
 # Valid option of sbatch: one line, without a further option in it.
 SBATCH = re.compile(r"--[a-z][a-z0-9-]*(=[^\x00-\x1f\x7f]{1,512})?")
-OURS = ("--array", "--job-name", "--output", "--error", "--open-mode", "--time", "--wrap", "--requeue", "--no-requeue")
+OURS = (
+    *("--array", "--job-name", "--output", "--error", "--open-mode", "--time", "--wrap", "--requeue", "--no-requeue"),
+    "--nodes",
+)
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+#-]{0,511}")
 FILE = re.compile(r"(?:~/|/)[^\x00-\x1f\x7f]{1,1023}")
 # Text on when Slurm restarts a job with --requeue, by the PreemptMode of the job's partition ("": not yet known).
@@ -288,7 +293,7 @@ class SlurmPlan:
             ("folder", f"{self.node.root}, which the nodes must see under the same path"),
             ("limit", f"{minutes(request.limit_s)} ({time_text(request.limit_s)}), enforced by Slurm"),
             ("ends", again if options.requeue else "not started again after a preemption"),
-            ("cost", cost_text(options.usd_per_h)),
+            ("cost", cost_text(usd_per_h(options, self.spec))),
         ]
         return text_of(rows, self.notes, width)
 
@@ -300,6 +305,7 @@ class SlurmPlan:
         words = [f"partition {options.partition}" if options.partition else "the default partition", gres]
         words += [f"{name} {value}" for name in ("account", "qos", "constraint") if (value := getattr(options, name))]
         cpus = cpu_words(options, devices)
+        words += [f"{self.spec.machines} nodes"] if self.spec.machines > 1 else []
         return ", ".join([*words, *(["the whole node"] if options.exclusive else []), *cpus, *options.sbatch])
 
     def _software_asked_for(self) -> str:
@@ -326,6 +332,11 @@ class SlurmPlan:
         }
 
 
+def usd_per_h(options: Options, spec: RunSpec) -> float | None:
+    """Price of an hour of the job, whose run may have several nodes."""
+    return None if options.usd_per_h is None else options.usd_per_h * spec.machines
+
+
 def make_plan(
     resolved: Resolved,
     options: Options,
@@ -350,7 +361,7 @@ def make_plan(
         limit_s=options.time_s,
         spec=spec.to_json(),
         spec_origin=dict(resolved.origin),
-        prices=prices_of(options.usd_per_h, sorted({"", *map(region_of, partitions)}), now),
+        prices=prices_of(usd_per_h(options, spec), sorted({"", *map(region_of, partitions)}), now),
         options=_recorded(options, cluster),
         task=task.to_json(spec) if task else {},
     )
@@ -403,10 +414,16 @@ def _check(options: Options, spec: RunSpec, devices: int) -> None:
     if spec.device is Device.MPS:
         raise UsageError("no node of a cluster has Apple's GPU; got --mps", hint="--cuda, or --cpu")
     require_price(options.usd_per_h)
-    _check_software(options)
+    _check_software(options, spec.machines)
 
 
-def _check_software(options: Options) -> None:
+def _check_software(options: Options, machines: int) -> None:
+    if machines > 1 and options.image:
+        raise UsageError(
+            f"several machines need the nodes' own Python: in a container no srun starts the ranks; got --machines "
+            f"{machines} with --image {options.image}",
+            hint="--python PATH instead of --image",
+        )
     image, container, python = options.image, options.container, options.python
     if container in (Software.PYXIS, Software.APPTAINER) and not image:
         hint = "--image HOST/NAME@sha256:… or a .sif or .sqsh file"

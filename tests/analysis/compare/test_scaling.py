@@ -8,21 +8,24 @@ import pytest
 from test_compare_blocks import in_blocks
 
 import analysis
-from analysis.compare import of_pairs, scaling
+from analysis.compare import of_pairs
 from analysis.figures import registry
-from analysis.loading.configurations import completed, group, with_usual_batch
+from analysis.loading.configurations import completed, group, measured, together, with_usual_batch
 from analysis.loading.tables import rows as rows_of
 from analysis.pairing import pair_up
 from analysis.report.content import Paragraph, Table
 from analysis.report.measurements import scaling as section
+from analysis.scaling import scaling
 from analysis.summary import summarize
 from benchmarks.synthetic_bundles import make
 from tests.analysis.by_hand import results
 from tests.analysis.sentence_runs import Golden, undrawn
-from workload.contract.errors import UsageError
+from workload.contract.errors import NothingToDoError, UsageError
 from workload.contract.ranks import RankStep, summarized
 
-ONE, TWO = {"devices": 1.0, "threads": 1.0}, {"devices": 2.0, "threads": 1.0}
+ONE = {"machines": 1.0, "devices": 1.0, "threads": 1.0}
+TWO, TWO_MACHINES = ONE | {"devices": 2.0}, ONE | {"machines": 2.0}
+PRICED = {"usd_per_h": 3.0, "spot": False}
 RATES, SLOWER = (100.0, 100.2, 99.9), (80.0, 80.1, 79.8)
 
 
@@ -73,6 +76,19 @@ CASES = {
     "other threads on one device": [*in_blocks("a", RATES, **ONE | {"threads": 2.0}), *SEVERAL],
     "another batch size on one device": [*in_blocks("a", RATES, **ONE, batch_size=64.0), *SEVERAL],
     "one device": in_blocks("a", RATES, **ONE),
+    "two machines": [*in_blocks("a", RATES, **ONE), *in_blocks("b", SLOWER, **TWO_MACHINES)],
+    "two machines, priced": [
+        *in_blocks("a", RATES, **ONE, **PRICED),
+        *in_blocks("b", SLOWER, **TWO_MACHINES, **PRICED),
+    ],
+    "two devices, priced": [*in_blocks("a", RATES, **ONE, **PRICED), *in_blocks("b", SLOWER, **TWO, **PRICED)],
+    "machines of two devices": [
+        *in_blocks("a", RATES, **ONE),
+        *in_blocks("b", SLOWER, **TWO),
+        *in_blocks("c", [0.75 * rate for rate in RATES], **TWO | {"machines": 2.0}),
+        *in_blocks("d", [0.7 * rate for rate in RATES], **TWO | {"machines": 4.0}),
+    ],
+    "no run on one machine": [*in_blocks("a", RATES, **ONE), *in_blocks("b", SLOWER, **TWO | {"machines": 2.0})],
     "collectives": waiting(0.2, 0.1, 0.0, limits=("collectives",)),
     "one slow rank": waiting(0.0, 0.2, 0.1, limits=("slow rank 1",)),
     "slow ranks in turn": waiting(0.0, 0.2, 0.1, limits=("slow rank 1", "slow rank 0")),
@@ -88,20 +104,66 @@ def test_efficiency_or_why_there_is_none_and_what_limits_it(golden: Golden) -> N
         lines.append(f"## {name}")
         for row in scaling(results(*runs)):
             efficiency = f"{row['efficiency']:.3g}" if row["efficiency"] else "none"
-            lines.append(f"{row['devices']} devices, {row['runs']} runs, level {row['level']}, efficiency {efficiency}")
-            lines += [f"    {name}: {row[name]}" for name in ("why", "note", "sentence") if row[name]]
+            lines.append(
+                f"{together(row)}, {row['runs']} runs, level {row['level']}, efficiency {efficiency} of one {row['by'].removesuffix('s')}"
+            )
+            lines += [f"    {name}: {row[name]}" for name in ("gain", "why", "note", "sentence") if row[name]]
     golden("scaling.txt", "\n".join([*lines, ""]))
+
+
+def test_speed_up_and_cost_of_machines() -> None:
+    """Each of 2 machines has 80 % of the throughput of one: 1.6 times as fast, 2 / 1.6 times the machine-hours."""
+    # Blocks differ by 0.98, 1 and 1 / 0.98 times 0.8: 0.8 exp(+- 4.303 x 0.0202 / sqrt(3)) is 0.761 to 0.841.
+    rates = [100 * 0.8 * each for each in (0.98, 1.0, 1 / 0.98)]
+    runs = [*in_blocks("a", (100.0,) * 3, **ONE, **PRICED), *in_blocks("b", rates, **TWO_MACHINES, **PRICED)]
+    [row] = rows_of(of_pairs(pair_up(results(*runs), "machines")))
+    assert (row["ratio"], row["cost_ratio"]) == (pytest.approx(0.8), pytest.approx(1.25))
+    assert row["gain"] == (
+        "2 machines: 1.60 times as fast as 1 machine (95 %: 1.52 to 1.68), 1.25 times the cost per epoch (1.19 to 1.31)"
+    )
+    assert row["verdict"].startswith("1 machine is 1.25 x as fast as each of 2 machines")
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "cost"),
+    [
+        pytest.param({}, {}, None, id="unknown"),
+        pytest.param(PRICED, {"spot": False}, None, id="one is unknown"),
+        pytest.param(PRICED, PRICED | {"usd_per_h": 1.5}, 0.625, id="half the price for each machine"),
+    ],
+)
+def test_cost_needs_both_prices(left: dict[str, Any], right: dict[str, Any], cost: float | None) -> None:
+    runs = [*in_blocks("a", RATES, **ONE, **left), *in_blocks("b", SLOWER, **TWO_MACHINES, **right)]
+    [row] = rows_of(of_pairs(pair_up(results(*runs), "machines")))
+    assert row["cost_ratio"] == (None if cost is None else pytest.approx(cost, rel=0.003))
+    assert ("machine-hours" in row["gain"]) is (cost is None)
+
+
+def test_no_cost_if_only_some_runs_were_spot() -> None:
+    runs = [*in_blocks("a", RATES, **ONE, **PRICED), *in_blocks("b", SLOWER, **TWO, **PRICED)]
+    runs[0]["spot"] = True
+    [row] = rows_of(of_pairs(pair_up(results(*runs), "devices")))
+    assert (row["cost_ratio"], "epoch" in row["gain"]) == (None, False)
 
 
 def test_one_device_has_no_total() -> None:
     assert summarize(results(*in_blocks("a", RATES, **ONE)).runs)["all_images_per_s"].isna().all()
 
 
-def test_runs_on_several_devices_are_never_mixed() -> None:
-    loaded = results(*in_blocks("a", RATES, **ONE), *in_blocks("b", SLOWER, **TWO))
-    with pytest.raises(UsageError, match="different numbers of devices are never mixed") as refused:
-        pair_up(loaded, "precision", allow_mixed=["devices"])
-    assert refused.value.hint == "--by devices compares them"
+@pytest.mark.parametrize("name", ["devices", "machines"])
+def test_runs_on_several_devices_are_never_mixed(name: str) -> None:
+    loaded = results(*in_blocks("a", RATES, **ONE), *in_blocks("b", SLOWER, **ONE | {name: 2.0}))
+    assert len(group(measured(loaded.runs))) == 2
+    with pytest.raises(UsageError, match=f"different numbers of {name} are never mixed") as refused:
+        pair_up(loaded, "precision", allow_mixed=[name])
+    assert refused.value.hint == f"--by {name} compares them"
+
+
+def test_two_devices_and_two_machines_are_no_pair() -> None:
+    loaded = results(*in_blocks("a", RATES, **TWO), *in_blocks("b", SLOWER, **TWO_MACHINES))
+    with pytest.raises(NothingToDoError, match="the nearest two differ in machines, devices") as refused:
+        pair_up(loaded)
+    assert refused.value.hint == "add runs that differ in the number of machines alone, or of devices"
 
 
 def test_the_batch_of_a_script_is_counted_for_each_number_of_devices() -> None:
@@ -157,13 +219,19 @@ def test_the_page_has_a_section_and_no_advice_to_use_fewer_devices(tmp_path: Pat
     for number in range(3):
         make(tmp_path, number)
         make(tmp_path, 10 + number, spec__devices=2, ranks=record)
+        make(tmp_path, 20 + number, spec__machines=2, ranks=record)
     evidence = undrawn(analysis.load(tmp_path))
     assert [figure.name for figure in registry.figures(evidence.material)].count("devices_efficiency") == 1
     explanation, table = section(evidence).blocks
     assert isinstance(explanation, Paragraph)
     assert isinstance(table, Table)
-    cells = dict(zip([heading.text for heading in table.headings], table.rows[0], strict=True))
-    assert (cells["devices"], cells["runs"], cells["images/s of all"]) == ("2", "3", "512.0")
+    machines, cells = sorted(
+        (dict(zip([heading.text for heading in table.headings], row, strict=True)) for row in table.rows),
+        key=lambda cells: cells["devices"],
+    )
+    assert (machines["machines"], machines["devices"], machines["images/s of all"]) == ("2", "1", "512.0")
+    assert machines["together"].startswith("2 machines: ")
+    assert (cells["machines"], cells["devices"], cells["runs"], cells["images/s of all"]) == ("1", "2", "3", "512.0")
     assert (cells["collectives"], cells["limits scaling"]) == ("20 %", "collectives")
     assert cells["interval"].startswith("95 %: ")
-    assert not [contrast for contrast in evidence.contrasts if contrast.fact == "devices"]
+    assert not [contrast for contrast in evidence.contrasts if contrast.fact in ("machines", "devices")]

@@ -15,6 +15,7 @@ from analysis.roofline.points import points
 from tests.analysis import in_process
 from tests.analysis.importing.outcomes import Files, printed
 from tests.analysis.in_process import Analyze
+from tests.analysis.readers.ncu.ncu_files import save
 from tests.analysis.readers.traces.kineto_traces import (
     BUSY_S,
     CONVOLUTION_FLOP,
@@ -31,6 +32,7 @@ from tests.analysis.readers.traces.kineto_traces import (
     step,
 )
 from tests.analysis.sentence_runs import Golden
+from workload.contract import bundle
 from workload.contract.errors import ExitCode, NothingToDoError
 
 FLOP = 2 * CONVOLUTION_FLOP + MM_FLOP
@@ -201,6 +203,78 @@ def test_the_same_trace_again_is_refused(tmp_path: Path) -> None:
     imported(tmp_path, gpu_trace(2))
     with pytest.raises(NothingToDoError, match="is imported already"):
         imported(tmp_path, gpu_trace(2))
+
+
+# --- several ranks
+
+
+def rank(number: int, steps: int = 6, *, wait_us: float = 30, first: int = 0, ranks: int = 2) -> str:
+    """The trace of a rank that waits in each of its steps of 1000 us for `wait_us` in an all-reduce."""
+    world = {"backend": "nccl", "rank": number, "world_size": ranks}
+    text = gpu_trace(steps + first, distributedInfo=world, host_name=f"node{number}")
+    trace = json.loads(text)
+    trace["traceEvents"] = [
+        event | ({"dur": wait_us} if event["name"].startswith("nccl") else {})
+        for event in trace["traceEvents"]
+        if event["ts"] >= 10_000 + 1000 * first
+    ]
+    return json.dumps(trace)
+
+
+def test_traces_of_all_ranks_are_one_run(run: Analyze, tmp_path: Path) -> None:
+    save(tmp_path, rank(0), "b.json")
+    save(tmp_path, gzip.compress(rank(1, wait_us=180).encode()), "a.json.gz")
+    code, out, err = run("import", "a.json.gz", "b.json", "--model", "small", "--batch-size", "4")
+    assert (code, len(out.splitlines())) == (ExitCode.DONE, 1)
+    assert "rank 1 communicates for 0 s of a step beside its computation, and for 180 µs alone (all_reduce)" in err
+    assert "rank 0 on node0 alone limits scaling: a device waits 7.5 % of the step for a slower one, on average" in err
+
+    (folder,) = (tmp_path / "results").iterdir()
+    record = bundle.read_record(folder)
+    assert (record.spec.machines, record.spec.devices, record.imported and record.imported.file) == (2, 1, "b.json")
+    assert gzip.decompress((folder / "torch/rank1.json.gz").read_bytes()).decode() == rank(1, wait_us=180)
+    found = record.ranks
+    assert found is not None
+    assert (found.number, found.backend, found.slowest, found.why) == (2, "nccl", 0, None)
+    assert (found.steps, found.hosts) == ((6, 6), ("node0", "node1"))
+    assert found.exposed_s == pytest.approx([30e-6, 180e-6])
+    # A step lasts from its first kernel to that of the next one.
+    assert found.own_s == pytest.approx([970e-6, 820e-6])
+    assert found.kinds is not None
+    assert found.kinds["all_reduce"].exposed_s == found.exposed_s
+
+
+@pytest.mark.parametrize(
+    ("texts", "slowest", "why"),
+    [
+        pytest.param([rank(0, 3), rank(1, 3, wait_us=180)], None, "fewer than 5 measured steps", id="few steps"),
+        pytest.param([rank(2, ranks=4), rank(3, ranks=4)], None, "only 2 of 4 ranks have a trace", id="some ranks"),
+        pytest.param([rank(0), rank(1, 5, first=1, wait_us=180)], 0, None, id="not all steps"),
+    ],
+)
+def test_ranks_that_are_not_all_known(tmp_path: Path, texts: list[str], slowest: int | None, why: str | None) -> None:
+    first, second = (save(tmp_path, text, f"{number}.json") for number, text in enumerate(texts))
+    (folder,) = import_file(first, GIVEN, output=tmp_path / "results", beside=[second])
+    found = bundle.read_record(folder).ranks
+    assert found is not None
+    assert found.exposed_s is not None
+    assert (found.slowest, found.why and found.why[: len(why or "")]) == (slowest, why)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([rank(0), rank(0)], "'0.json' and '1.json' are both of rank 0"),
+        ([rank(0, 2), rank(1, 2, first=2)], "'1.json' has no marked step in common with the traces of the other ranks"),
+    ],
+    ids=["the same rank", "other steps"],
+)
+def test_traces_that_are_not_of_one_run(run: Analyze, tmp_path: Path, texts: list[str], message: str) -> None:
+    files = [save(tmp_path, text, f"{number}.json").name for number, text in enumerate(texts)]
+    code, _, err = run("import", *files, "--model", "small", "--batch-size", "4")
+    assert code == ExitCode.USAGE
+    assert message in err
+    assert not (tmp_path / "results").exists()
 
 
 # --- what the commands say

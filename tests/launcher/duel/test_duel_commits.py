@@ -258,6 +258,9 @@ def test_options_against_options() -> None:
     assert (pair.a.label, pair.b.label) == ("--batch-size=8", "--precision bf16 --cuda --no-channels-last")
     assert not pair.are_equal
     assert prepare("--devices", "2", "---", "--devices", "2", shared={"device": "cpu"}).are_equal
+    # The single device gets as many CPUs as each of two.
+    pair = prepare("---", "--devices", "2", shared={"device": "cpu"})
+    assert [side.plan.context.cpu_shares for side in (pair.a, pair.b)] == [2, 2]
 
 
 def test_a_segment_measures_3_seconds_and_no_ceilings_unless_told_otherwise() -> None:
@@ -279,7 +282,6 @@ MISTAKES: dict[str, tuple[str, dict[str, Any]]] = {
     "no data": ("-m x --- -m x", {"data": "nowhere"}),
     "data without a script": ("---", {"data": "."}),
     "repeats": ("--- --repeats 3", {}),
-    "other devices": ("--- --devices 2", {"shared": {"device": "cpu"}}),
 }
 
 

@@ -14,8 +14,18 @@ from typing import Any
 
 import pytest
 
+from benchmarks.synthetic_bundles import make
 from launcher.duel import contest, report
-from launcher.duel.contest import Limits, Measured, OutOfTimeError, Work, comparison_of, fight, make_limits
+from launcher.duel.contest import (
+    Limits,
+    Measured,
+    OutOfTimeError,
+    Work,
+    comparison_of,
+    fight,
+    make_limits,
+    measured_of,
+)
 from launcher.duel.decision import DuelVerdict
 from launcher.duel.referee import Ruling
 from launcher.duel.report import Plan, Result
@@ -27,6 +37,7 @@ from launcher.machine.runtime import Choice
 from launcher.machine.watcher import Printed, Trainers
 from launcher.values import Runtime
 from tests.launcher.told import Golden, printed, told
+from workload.contract import bundle
 from workload.contract.errors import (
     ExitCode,
     OutOfDeviceMemoryError,
@@ -410,3 +421,22 @@ def test_lines_that_are_refused(
     summary = f"duel --cpu --summary {tmp_path}/missing/summary.md -- ---"
     lines = ("duel", "duel --precision fp32 --- --precision bf16", "duel --commit main", summary)
     golden("refused.txt", printed(launch, capsys, lines).replace(str(tmp_path), "FOLDER"))
+
+
+def test_several_devices_are_compared_with_one_by_the_samples_of_all(tmp_path: Path) -> None:
+    """A step of 0.1 s has 32 images on each of 2 devices."""
+    alone, both = (
+        measured_of(bundle.read(make(tmp_path, number, **changes)), variant, number)
+        for number, (variant, changes) in enumerate(
+            (("A", {}), ("B", {"spec__devices": 2, "ranks": {"number": 2, "images_per_s": 600.0}}))
+        )
+    )
+    assert (alone.work.samples, both.work.samples) == (32, 64)
+    assert (both.step_s, both.sample_s, both.wall_sample_s) == (
+        pytest.approx(0.1, rel=0.02),
+        pytest.approx(0.1 / 64, rel=0.02),
+        1 / 600,
+    )
+    assert both.work.flop == 2 * (alone.work.flop or math.nan)
+    assert both.wall_step_s == pytest.approx(64 / 600)
+    assert comparison_of([alone, both]).by_sample

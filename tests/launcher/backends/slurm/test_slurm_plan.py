@@ -64,6 +64,8 @@ BAD: dict[str, tuple[Options, dict[str, object]]] = {
     "python": (Options(python="-c"), {}),
     "fewer GPUs than devices": (Options(gres="gpu:a100:1"), {"devices": 2}),
     "price": (Options(usd_per_h=-1), {}),
+    "nodes": (Options(sbatch=("--nodes=2",)), {}),
+    "several machines in a container": (Options(image="a/b:c"), {"machines": 2}),
 }
 
 
@@ -145,6 +147,16 @@ def test_a_job_of_several_devices_asks_for_gpus_and_cpus(compared: Golden) -> No
     more = plan(Options(gres="gpu:4", sbatch=("--cpus-per-gpu=8",)), devices=2)
     assert "asks for   the default partition, gpu:4, --cpus-per-gpu=8\n" in more.text()
     assert "no GPU, --cpus-per-task=2\n" in plan(device=Device.CPU, devices=2).text()
+
+
+@pytest.mark.world
+def test_job_of_several_machines_asks_for_nodes(compared: Golden) -> None:
+    two = plan(Options(usd_per_h=0.5), device=Device.CPU, machines=2)
+    compared("machines.sh", two.sent_text())
+    title = "resnet18, the device's default batch, fp32 on each of 2 machines"
+    assert f"plan       {title}, on cpu; one run\n" in two.text(999)
+    assert "asks for   the default partition, no GPU, 2 nodes\n" in two.text()
+    assert "cost       1 USD per hour, as you said" in two.text(), "two nodes cost twice as much"
 
 
 @pytest.mark.world

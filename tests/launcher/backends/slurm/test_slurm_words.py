@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,30 +108,31 @@ def test_gpus_of_a_node() -> None:
         assert [(one.kind, one.count) for one in parse_gres(text)] == gpus
 
 
-def partition(name: str, *gpus: Gpus, limit: str = "1:00:00", limit_s: float = 3600) -> Partition:
+def partition(name: str, *gpus: Gpus, limit: str = "1:00:00", limit_s: float = 3600, nodes: int = 1) -> Partition:
     return Partition(
-        name=name, is_default=name == "cpu", is_up=True, limit_s=limit_s, limit=limit, nodes=1, gpus=gpus, features=(),
-        preempted="",
+        name=name, is_default=name == "cpu", is_up=True, limit_s=limit_s, limit=limit, nodes=nodes, gpus=gpus,
+        features=(), preempted="",
     )  # fmt: skip
 
 
 SITE = Site(
     version="slurm 22.05.8", root="/r", user="me", cluster="hopper", has_accounting=True, array_size=1001,
-    partitions=(partition("cpu"), partition("gpu", Gpus(kind="t4", count=2))), accounts=(), pyxis=False, apptainer="",
-    apptainer_path="", counters="",
+    partitions=(partition("cpu"), partition("gpu", Gpus(kind="t4", count=2)), partition("many", nodes=3)),
+    accounts=(), pyxis=False, apptainer="", apptainer_path="", counters="",
 )  # fmt: skip
 
 
-# Partitions, GPUs, and seconds that a job is asked for.
-ROOM: list[tuple[str | None, str, int]] = [
+# Partitions, GPUs, seconds and nodes that a job is asked for.
+ROOM: list[tuple[Any, ...]] = [
     *((None, "", 3600), ("gpu", "gpu:t4:2", 3600), ("cpu,gpu", "gpu:1", 3600), ("gpu", "gpu", 3600)),
+    *((None, "", 60, 2), ("many", "", 60, 3), ("cpu,many", "", 60, 4)),
     *((None, "gpu:1", 60), ("gpu", "gpu:l4:1", 60), ("gpu", "gpu:3", 60), ("gpu", "", 3601), ("gpus", "", 60)),
 ]
 
 
 def test_what_no_node_can_do_is_refused(golden: Golden) -> None:
-    def required(names: str | None, gres: str, limit_s: int) -> None:
-        require_room(SITE, SITE.partitions_named(names), gres=gres, limit_s=limit_s)
+    def required(names: str | None, gres: str, limit_s: int, nodes: int = 1) -> None:
+        require_room(SITE, SITE.partitions_named(names), gres=gres, limit_s=limit_s, nodes=nodes)
 
     golden("room.txt", told({f"{case}": partial(required, *case) for case in ROOM}))
 

@@ -1,0 +1,470 @@
+"""Ranks on several machines: Slurm's `srun` starts them, and each keeps a connection to the process that started it.
+
+The starting process runs on the first machine. A rank tells it its host and its version of torch, and waits until all
+ranks have come. Later it sends its error, if it has one. A rank whose connection breaks has ended, or its machine or
+the network is lost; a rank that loses the starting process ends itself. The clocks of the machines are compared over
+the same connections, as NTP does: of several round trips the shortest counts.
+"""
+
+import csv
+import importlib.metadata
+import io
+import json
+import math
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from workload.contract.errors import LostRankError, RunFailedError, ToolError, UsageError
+from workload.contract.operating_system import SIGKILL, replace_text
+from workload.contract.process import interruption_deferred
+from workload.contract.ranks import FOLDER, HOST_COLUMNS, HOSTS_FILE
+from workload.environment.machine import HostSystem
+from workload.steps.program import STARTER
+
+# Longest time from srun's start until all ranks have connected: Python starts slowly from a busy network file system.
+JOIN_LIMIT_S = 120.0
+# Ranks may report their errors for GRACE_S after the first failure. A rank that is told to end does so within ten
+# seconds (`ranks.END_LIMIT_S`); after END_LIMIT_S srun is ended.
+GRACE_S, END_LIMIT_S, KILL_LIMIT_S = 1.0, 20.0, 10.0
+LOOK_EVERY_S = 0.2
+# A machine that answers no probe of TCP for this time is lost: probes begin after 5 s, and are 5 s apart.
+KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2}
+ROUND_TRIPS, ANSWER_LIMIT_S = 10, 1.0
+MOST_BYTES = 1 << 16
+# Python's text of an error in a rank may be long; a stranger's first line may not.
+MOST_OF_A_STRANGER = 1 << 12
+
+
+def kept_alive(connection: socket.socket) -> socket.socket:
+    """Make the system notice within seconds that the other end's machine, or the network, is lost."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for name, value in KEEPALIVE.items():
+        if hasattr(socket, name):  # macOS has other names
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return connection
+
+
+# --- the process that starts the ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """Machine of a job; `address`: name or address by which Slurm reaches it."""
+
+    name: str
+    address: str
+
+
+def nodes_of_job(wanted: int) -> list[Node]:
+    """Nodes of the Slurm job in which this process runs. Raises `UsageError` unless there are `wanted` of them."""
+    listed = os.environ.get("SLURM_JOB_NODELIST")
+    hint = f"launch slurm --machines {wanted}; or in a job of your own: sbatch --nodes={wanted}"
+    if listed is None:
+        raise UsageError(f"several machines need a job of Slurm; got --machines {wanted}", hint=hint)
+    shown = HostSystem().tool("scontrol", "--oneliner", "show", "node", listed)
+    if not shown:
+        raise ToolError(f"scontrol on {socket.gethostname()} does not show the nodes {listed}", hint="scontrol ping")
+    facts = [dict(word.partition("=")[::2] for word in line.split()) for line in shown.splitlines() if line.strip()]
+    nodes = [Node(name=each["NodeName"], address=each.get("NodeAddr", each["NodeName"])) for each in facts]
+    if len(nodes) != wanted:
+        raise UsageError(f"--machines must be the job's number of nodes, {len(nodes)}; got {wanted}", hint=hint)
+    return nodes
+
+
+def own_address(other: Node) -> str:
+    """Address of this machine on the network that leads to another node; nothing is sent."""
+    # The own name may have a loopback address, as on Debian.
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(other.address, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ToolError(f"no way to {other.name} at {other.address}: {error}", hint="getent hosts NODE") from error
+
+
+def listening_at(address: str) -> socket.socket:
+    """Socket that listens at a free port of this address only, not on all interfaces."""
+    return socket.create_server((address, 0), family=socket.getaddrinfo(address, None)[0][0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """First failure of a rank. `note`: the rank's error, as `ranks.noted` writes it; None if it sent none."""
+
+    rank: int
+    host: str
+    note: Mapping[str, Any] | None
+
+
+class _Rank:
+    """A rank's connection, as the starting process sees it. `clocks`: how far its clock is ahead, and the error."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = kept_alive(connection)
+        self.connection.settimeout(ANSWER_LIMIT_S)
+        self.number, self.host, self.torch = -1, "", ""
+        self.is_open, self.is_over = True, False
+        self.clock_s: float | None = None
+        self.clocks: list[tuple[float, float]] = []
+        self._rest = b""
+
+    def lines(self) -> Iterator[str]:
+        """Lines that have come. Nothing comes from a connection that is closed, which is noted."""
+        try:
+            received = self.connection.recv(MOST_BYTES)
+        except OSError:
+            received = b""
+        self.is_open = bool(received) and (self.number >= 0 or len(self._rest) < MOST_OF_A_STRANGER)
+        *lines, self._rest = (self._rest + received).split(b"\n")
+        yield from (line.decode(errors="replace") for line in lines)
+
+    def send(self, line: str) -> None:
+        with suppress(OSError):
+            self.connection.sendall(f"{line}\n".encode())
+
+    def end(self) -> None:
+        """Tell the rank to end; its own words are still received."""
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+
+
+class Roll:
+    """List of the ranks that have come, and of what became of them. `failures`: in the order in which they were heard.
+
+    The order is that of this machine's clock: times of different machines are not compared.
+    """
+
+    def __init__(self, address: str, nodes: Sequence[Node], devices: int) -> None:
+        self.failures: list[Failure] = []
+        self._nodes, self._devices, self._address = nodes, devices, address
+        self._password = secrets.token_hex(16)
+        self._listening = listening_at(address)
+        self._ranks: dict[int, _Rank] = {}
+        self._strangers: list[_Rank] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in (*self._strangers, *self._ranks.values()):
+            each.connection.close()
+        self._listening.close()
+
+    @property
+    def starter(self) -> str:
+        """Value of the variable `STARTER` for the ranks."""
+        return f"{self._address} {self._listening.getsockname()[1]} {self._password}"
+
+    @property
+    def size(self) -> int:
+        return len(self._nodes) * self._devices
+
+    def gather(self, srun: "subprocess.Popen[bytes]") -> None:
+        """Wait until every rank has come, then let all go on.
+
+        Raises `UsageError` for different versions of torch, and `RunFailedError` if not all come.
+        """
+        until_s = time.monotonic() + JOIN_LIMIT_S
+        while len(self._ranks) < self.size:
+            self.listen(LOOK_EVERY_S)
+            if self.failures:
+                return
+            if srun.poll() is not None or time.monotonic() > until_s:
+                raise self._missing(srun.returncode)
+        versions: dict[str, list[str]] = {}
+        for _, rank in sorted(self._ranks.items()):
+            versions.setdefault(rank.torch, []).append(rank.host)
+        if len(versions) > 1:
+            listed = "; ".join(f"{torch} on {', '.join(dict.fromkeys(hosts))}" for torch, hosts in versions.items())
+            hint = "--python with a Python in a folder that all nodes share"
+            raise UsageError(f"the machines have different versions of torch: {listed}", hint=hint)
+        for rank in self._ranks.values():
+            rank.clocks.append(self._compared(rank))
+        for rank in self._ranks.values():
+            rank.send("go")
+
+    def _missing(self, code: int | None) -> RunFailedError:
+        every = range(len(self._nodes))
+        whole = [at for at in every if all(at * self._devices + one in self._ranks for one in range(self._devices))]
+        waited, missing = (", ".join(self._nodes[at].name for at in those) for those in (whole, {*every} - {*whole}))
+        where = f"{self._nodes[0].name} at {self._address}:{self._listening.getsockname()[1]}"
+        how = f"within {JOIN_LIMIT_S:g} s" if code is None else f"before srun ended with exit code {code}"
+        return RunFailedError(
+            f"not every rank of {missing} has connected to {where} {how}"
+            + (f"; the ranks of {waited} waited" if waited else ""),
+            hint="see the messages above; if there is none, a firewall may close the ports between the nodes",
+        )
+
+    def watch(self, srun: "subprocess.Popen[bytes]") -> None:
+        """Wait for the first failure, or for the end of all ranks."""
+        while srun.poll() is None and not self.failures:
+            self.listen(LOOK_EVERY_S)
+        self._drain(GRACE_S)
+
+    def end(self) -> None:
+        """Tell all ranks to end."""
+        for rank in self._ranks.values():
+            rank.end()
+        for stranger in self._strangers:
+            stranger.connection.close()
+        self._strangers = []
+
+    def _drain(self, within_s: float) -> None:
+        until_s = time.monotonic() + within_s
+        while time.monotonic() < until_s and any(rank.is_open for rank in self._ranks.values()):
+            self.listen(LOOK_EVERY_S)
+
+    def cause(self) -> Failure | None:
+        """The first failure that is not the loss of another rank, if there is one."""
+        told = [each for each in self.failures if each.note is None or each.note["kind"] != LostRankError.__name__]
+        return next(iter(told or self.failures), None)
+
+    def listen(self, within_s: float) -> None:
+        """Hear what ranks have sent, or wait for it at most this long."""
+        known = {each.connection: each for each in (*self._strangers, *self._ranks.values()) if each.is_open}
+        for ready in select.select([self._listening, *known], [], [], within_s)[0]:
+            if ready is self._listening:
+                with suppress(OSError):
+                    self._strangers.append(_Rank(self._listening.accept()[0]))
+            else:
+                self._hear(known[ready])
+
+    def _hear(self, rank: _Rank) -> None:
+        for line in rank.lines():
+            self._follow(rank, *line.partition(" ")[::2])
+        if rank.is_open:
+            return
+        if rank.number < 0:
+            rank.connection.close()
+            self._strangers.remove(rank)
+        elif not rank.is_over:
+            self._fail(rank, None)
+
+    def _fail(self, rank: _Rank, note: Mapping[str, Any] | None) -> None:
+        rank.is_over = True
+        self.failures.append(Failure(rank=rank.number, host=rank.host, note=note))
+
+    def _follow(self, rank: _Rank, word: str, rest: str) -> None:
+        if rank.number < 0:
+            self._admit(rank, word, rest)
+        elif word == "time":
+            rank.clock_s = float(rest)
+        elif word == "error":
+            self._fail(rank, json.loads(rest))
+        elif word == "done":
+            rank.is_over = True
+        elif word == "hosts":
+            for each in self._ranks.values():
+                each.clocks[1:] = [self._compared(each)]
+            rank.send(f"hosts {json.dumps([self._row(each) for _, each in sorted(self._ranks.items())])}")
+
+    def _admit(self, rank: _Rank, password: str, rest: str) -> None:
+        """Take a stranger who knows the password for the rank that it says it is; anybody on the network may call."""
+        if not secrets.compare_digest(password.encode(), self._password.encode()):
+            rank.is_open = False
+            return
+        number, host, torch = json.loads(rest)
+        rank.number, rank.host, rank.torch = number, host, torch
+        self._strangers.remove(rank)
+        self._ranks[number] = rank
+
+    def _compared(self, rank: _Rank) -> tuple[float, float]:
+        """Seconds by which a rank's clock is ahead of this machine's, and the most by which this figure is wrong."""
+        offset_s, error_s = math.nan, math.inf
+        for _ in range(ROUND_TRIPS):
+            if not rank.is_open:
+                break
+            rank.clock_s, sent_s, began_s = None, time.time(), time.perf_counter()
+            rank.send("clock")
+            while rank.clock_s is None and rank.is_open and select.select([rank.connection], [], [], ANSWER_LIMIT_S)[0]:
+                self._hear(rank)
+            passed_s = time.perf_counter() - began_s
+            if rank.clock_s is not None and passed_s / 2 < error_s:
+                offset_s, error_s = rank.clock_s - sent_s - passed_s / 2, passed_s / 2
+        return offset_s, error_s
+
+    def _row(self, rank: _Rank) -> list[str]:
+        """Row of the file of hosts; names as in `HOST_COLUMNS`."""
+        (start_s, start_error_s), (end_s, end_error_s) = rank.clocks[0], rank.clocks[-1]
+        seconds = start_s, end_s, max(start_error_s, end_error_s)
+        return [str(rank.number), rank.host, *(f"{each:.7f}" for each in seconds)]
+
+
+def run(
+    words: Sequence[str], nodes: Sequence[Node], devices: int, address: str, variables: Mapping[str, str]
+) -> Failure | int:
+    """Run `devices` ranks on each node to their end; return the first failure, else srun's exit code.
+
+    `words`: Python's arguments for a rank; `variables`: its environment, in addition to this process's. Raises
+    `RooflaunchError` if the ranks cannot begin, or if this process is interrupted.
+    """
+    with Roll(address, nodes, devices) as roll:
+        command = [
+            *("srun", f"--nodes={len(nodes)}", f"--ntasks={roll.size}", f"--ntasks-per-node={devices}"),
+            # The agent's own step has the job's resources. Ranks end by our word, so that they can write their steps.
+            *("--overlap", "--kill-on-bad-exit=0", "--wait=0", "--distribution=block", "--export=ALL"),
+            # All CPUs and GPUs of a node are there for its ranks, as with torchrun.
+            *("--cpu-bind=none", "--gpu-bind=none", "--mpi=none", "--input=none"),
+            *(sys.executable, "-P", *words),
+        ]
+        # Apart from the terminal, whose Ctrl-C is this process's to handle.
+        environment = {**os.environ, **variables, STARTER: roll.starter}
+        srun = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
+        try:
+            roll.gather(srun)
+            roll.watch(srun)
+        finally:
+            with interruption_deferred():
+                roll.end()
+                _await(srun, roll)
+        return roll.cause() or srun.returncode
+
+
+def _await(srun: "subprocess.Popen[bytes]", roll: Roll) -> None:
+    """Wait until srun has ended, while ranks report their ends; end srun by signals if it takes too long."""
+    for number, limit_s in ((None, END_LIMIT_S), (signal.SIGTERM, KILL_LIMIT_S), (SIGKILL, KILL_LIMIT_S)):
+        if number is not None:
+            srun.send_signal(number)
+        until_s = time.monotonic() + limit_s
+        while srun.poll() is None and time.monotonic() < until_s:
+            roll.listen(LOOK_EVERY_S)
+        if srun.poll() is not None:
+            return
+
+
+# --- one rank
+
+
+class _Starter:
+    """A rank's connection to the process that started it."""
+
+    def __init__(self, given: str, rank: int, host: str) -> None:
+        if sys.platform == "win32":
+            raise AssertionError("several machines are refused there")
+        address, port, password = given.split()
+        self._connection = kept_alive(socket.create_connection((address, int(port)), timeout=JOIN_LIMIT_S))
+        self._connection.settimeout(None)
+        # A worker process of the script would keep the connection open after this rank was killed.
+        os.register_at_fork(after_in_child=self._connection.close)
+        self.own_address = str(self._connection.getsockname()[0])
+        self._turn = threading.Lock()
+        self._went, self._answered = threading.Event(), threading.Event()
+        self._is_gone = self.is_over = False
+        self._rows: list[list[str]] = []
+        self.send(f"{password} {json.dumps([rank, host, importlib.metadata.version('torch')])}")
+        threading.Thread(target=self._follow, name="starter", daemon=True).start()
+
+    def send(self, line: str) -> None:
+        with self._turn, suppress(OSError):
+            self._connection.sendall(f"{line}\n".encode())
+
+    def await_others(self) -> None:
+        """Wait until all ranks have come. Raises `LostRankError` if the starting process has given up."""
+        self._went.wait()
+        if self._is_gone:
+            raise LostRankError("the process that started the ranks has ended", hint="run again")
+
+    def rows(self) -> list[list[str]]:
+        """Rows of the file of hosts, with the clocks as they are now; [] without an answer."""
+        self._answered.clear()
+        self.send("hosts")
+        return self._rows if not self._is_gone and self._answered.wait(JOIN_LIMIT_S) else []
+
+    def _follow(self) -> None:
+        """In a thread: answer the starting process until it closes the connection; then end this rank."""
+        rest = b""
+        while True:
+            try:
+                received = self._connection.recv(MOST_BYTES)
+            except OSError:
+                received = b""
+            if not received:
+                break
+            *lines, rest = (rest + received).split(b"\n")
+            for word, _, text in (line.decode().partition(" ") for line in lines):
+                if word == "clock":
+                    self.send(f"time {time.time()!r}")
+                elif word == "go":
+                    self._went.set()
+                elif word == "hosts":
+                    self._rows = json.loads(text)
+                    self._answered.set()
+        self._is_gone = True
+        self._went.set()
+        self._answered.set()
+        if not self.is_over:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+_starter: _Starter | None = None
+
+
+def join() -> None:
+    """In a rank on one of several machines: take its place from srun's variables, and wait until all ranks have come.
+
+    Does nothing in other processes. Raises `RunFailedError` if the starting process cannot be reached.
+    """
+    global _starter  # noqa: PLW0603 - the connection is the process's, like the variables
+    given = os.environ.get(STARTER)
+    if given is None:
+        return
+    place = {"RANK": "PROCID", "ROLE_RANK": "PROCID", "LOCAL_RANK": "LOCALID", "GROUP_RANK": "NODEID"}
+    os.environ.update({name: os.environ[f"SLURM_{theirs}"] for name, theirs in place.items()})
+    rank, host = int(os.environ["RANK"]), os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    try:
+        _starter = _Starter(given, rank, host)
+    except OSError as error:
+        where = ":".join(given.split()[:2])
+        what = f"rank {rank} on {host} cannot reach the first machine at {where}: {error}"
+        # The process that reports the errors of ranks does not hear of this one.
+        print(f"error: {what}", file=sys.stderr, flush=True)
+        raise RunFailedError(what, hint="a firewall may close the ports between the nodes") from error
+    if interface := _interface_of(_starter.own_address):
+        # Without it gloo takes the address of the host's name, which may be a loopback. NCCL chooses well itself.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    _starter.await_others()
+
+
+def _interface_of(address: str) -> str | None:
+    import psutil  # noqa: PLC0415 - not every command needs it
+
+    found = psutil.net_if_addrs().items()
+    return next((name for name, each in found if any(one.address.split("%")[0] == address for one in each)), None)
+
+
+def tell_error(note: Mapping[str, Any]) -> None:
+    """Send this rank's error to the process that started it; do nothing on a single machine."""
+    if _starter:
+        _starter.is_over = True
+        _starter.send(f"error {json.dumps(note)}")
+
+
+def tell_end() -> None:
+    """Tell the process that started this rank that it has done its work; do nothing on a single machine."""
+    if _starter and not _starter.is_over:
+        _starter.is_over = True
+        _starter.send("done")
+
+
+def write_hosts(bundle: Path) -> None:
+    """In rank 0: write the ranks' hosts, and their clocks as compared now, into the bundle; not on a single machine."""
+    rows = _starter.rows() if _starter else []
+    if rows:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([HOST_COLUMNS, *rows])
+        (bundle / FOLDER).mkdir(exist_ok=True)
+        replace_text(bundle / FOLDER / HOSTS_FILE, text.getvalue(), durable=False)
