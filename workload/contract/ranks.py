@@ -118,7 +118,7 @@ def summary(folder: Path, *, device: str | None, measured_s: float | None) -> Ra
 
 
 def _hosts(folder: Path) -> dict[str, list[str] | list[float]]:
-    """Fields of `Ranks` on hosts and clocks; those whose clocks are not all known have no clocks."""
+    """Fields of `Ranks` that name the hosts and compare their clocks, or the hosts alone if a clock is unknown."""
     rows = complete_rows(folder / FOLDER / HOSTS_FILE)
     clocks = {name: [float(row[name]) for row in rows] for name in CLOCK_COLUMNS}
     is_known = all(map(math.isfinite, chain(*clocks.values())))
