@@ -241,7 +241,7 @@ def _run_ranks(
     with tempfile.TemporaryDirectory(dir=place, prefix=".ranks-") as folder:
         notes = Path(folder)
         words = [*words, NOTES_FLAG, folder, *script]
-        failure = _ended_there(spec, words) if spec.machines > 1 else _ended(spec.devices, words, notes)
+        failure = _ended_there(spec, words, notes) if spec.machines > 1 else _ended(spec.devices, words, notes)
         note = notes / BUNDLE_NOTE
         opened = Path(note.read_text(encoding="utf-8").rstrip("\n")) if note.is_file() else None
         # A sealed bundle is a complete measurement, whatever a script did afterwards.
@@ -300,7 +300,7 @@ def _store_at(address: str) -> Any:
     )
 
 
-def _ended_there(spec: RunSpec, words: list[str]) -> RooflaunchError | None:
+def _ended_there(spec: RunSpec, words: list[str], notes: Path) -> RooflaunchError | None:
     """Run ranks on several machines to their end; return the error that ended them, else None."""
     try:
         nodes = machines.nodes_of_job(spec.machines)
@@ -322,7 +322,7 @@ def _ended_there(spec: RunSpec, words: list[str]) -> RooflaunchError | None:
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         }
         raise_if_interrupted()
-        ended = machines.run(words, nodes, spec.devices, address, variables)
+        ended = machines.run(words, nodes, spec.devices, address, variables, notes)
     except RooflaunchError as error:
         return error
     if interrupted := pending_interruption():
@@ -406,7 +406,7 @@ def _first_error(failed: "ChildFailedError", notes: Path) -> RooflaunchError:
 
 def run(resolved: Resolved, context: Context, output: Path, timeline: Timeline, notes: Path) -> None:
     """Train as one rank. An error is written to the folder `notes`, and raised again."""
-    machines.join()
+    machines.join(notes)
     if int(os.environ["RANK"]):
         # Errors are in the notes, and rank 0 shows the progress.
         log.LOGGER.handlers.clear()

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -124,11 +123,6 @@ def test_link_that_is_cut_ends_the_run_and_its_steps_are_kept(network: Network) 
 def test_machine_that_cannot_be_reached_is_named(network: Network) -> None:
     network.ip("link set link1 down", 1)
     process = network.started("--iterations", "6")
-    try:
-        _, err = process.communicate(timeout=200)
-    finally:
-        process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=100)
     assert process.returncode == ExitCode.RUN_FAILED
     assert "error: rank 1 on n2 cannot reach the first machine at 10.77.0.1:" in err
-    assert "error: not every rank of n2 has connected to n1 at 10.77.0.1:" in err
-    assert "the ranks of n1 waited" in err
