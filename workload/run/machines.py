@@ -30,7 +30,7 @@ from workload.contract.errors import LostRankError, RunFailedError, ToolError, U
 from workload.contract.operating_system import SIGKILL, replace_text
 from workload.contract.process import interruption_deferred
 from workload.contract.ranks import FOLDER, HOST_COLUMNS, HOSTS_FILE
-from workload.environment.machine import HostSystem
+from workload.environment.machine import run_tool
 from workload.steps.program import STARTER
 
 # Longest time from srun's start until all ranks have connected: Python starts slowly from a busy network file system.
@@ -75,7 +75,7 @@ def nodes_of_job(wanted: int) -> list[Node]:
     hint = f"launch slurm --machines {wanted}; or in a job of your own: sbatch --nodes={wanted}"
     if listed is None:
         raise UsageError(f"several machines need a job of Slurm; got --machines {wanted}", hint=hint)
-    shown = HostSystem().tool("scontrol", "--oneliner", "show", "node", listed)
+    shown = run_tool("scontrol", "--oneliner", "show", "node", listed)
     if not shown:
         raise ToolError(f"scontrol on {socket.gethostname()} does not show the nodes {listed}", hint="scontrol ping")
     facts = [dict(word.partition("=")[::2] for word in line.split()) for line in shown.splitlines() if line.strip()]
@@ -177,14 +177,15 @@ class Roll:
     def gather(self, srun: "subprocess.Popen[bytes]", notes: Path) -> None:
         """Wait until every rank has come, then let all go on.
 
-        `notes`: shared folder, in which a rank that cannot connect says so. Raises `UsageError` for different versions of torch, and `RunFailedError` if not all come.
+        `notes`: shared folder, in which a rank that cannot connect says so. Raises `UsageError` for different versions
+        of torch, and `RunFailedError` if not all ranks come.
         """
         until_s = time.monotonic() + JOIN_LIMIT_S
         while len(self._ranks) < self.size:
             self.listen(LOOK_EVERY_S)
             if self.failures:
                 return
-            for note in notes.glob(UNCONNECTED.format("*")):
+            for note in notes.glob(UNCONNECTED.format("*[0-9]")):
                 raise RunFailedError(note.read_text(encoding="utf-8"), hint=FIREWALL)
             if srun.poll() is not None or time.monotonic() > until_s:
                 raise self._missing(srun.returncode)

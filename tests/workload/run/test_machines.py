@@ -14,7 +14,6 @@ import pytest
 
 from workload.contract import ranks
 from workload.contract.errors import RooflaunchError
-from workload.environment.machine import HostSystem
 from workload.run import machines
 from workload.run.machines import Node, Roll
 
@@ -82,7 +81,7 @@ def hosts_of(asking: FakeRank, roll: Roll, folder: Path) -> ranks.Ranks:
     return found
 
 
-@pytest.mark.parametrize("ahead_s", [0.0, 7200.0, -0.25])
+@pytest.mark.parametrize("ahead_s", [0.0, 7200.0, -0.2])
 def test_clocks_of_machines_are_compared_at_start_and_end(ahead_s: float, roll: Roll, tmp_path: Path) -> None:
     first, second = FakeRank(roll, 0), FakeRank(roll, 1, ahead_s=ahead_s)
     roll.gather(srun(), tmp_path)
@@ -196,11 +195,11 @@ def test_nodes_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused(lambda: machines.nodes_of_job(2)) == "several machines need a job of Slurm; got --machines 2"
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
     asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(HostSystem, "tool", lambda _, *words: asked.append(words) or SHOWN)
+    monkeypatch.setattr(machines, "run_tool", lambda *words: asked.append(words) or SHOWN)
     assert machines.nodes_of_job(2) == [Node(name="n1", address="10.0.0.1"), Node(name="n2", address="10.0.0.2")]
     assert asked == [("scontrol", "--oneliner", "show", "node", "n[1-2]")]
     assert refused(lambda: machines.nodes_of_job(3)) == "--machines must be the job's number of nodes, 2; got 3"
-    monkeypatch.setattr(HostSystem, "tool", lambda *_: None)
+    monkeypatch.setattr(machines, "run_tool", lambda *_: None)
     assert "does not show the nodes n[1-2]" in refused(lambda: machines.nodes_of_job(2))
 
 

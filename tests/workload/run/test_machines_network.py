@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="root makes network namespaces by ip"),
 ]
+SMALL = [*TINY, "--model", "squeezenet1_1", "--devices", "1", "--machines", "2"]
 # Starts one rank in each namespace, and ends as srun does.
 SRUN = """#!/bin/bash
 while [[ $1 == --* ]]; do shift; done
@@ -61,7 +62,7 @@ class Network:
             self.ip("link set lo up", at)
 
     def started(self, *words: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-P", "-m", "workload", "train", *TINY, "--devices", "1", "--machines", "2", *words]
+        command = [sys.executable, "-P", "-m", "workload", "train", *SMALL, *words]
         path = f"{self.folder}:{os.environ['PATH']}"
         return subprocess.Popen(
             ["ip", "netns", "exec", f"{self.name}-0", *command, "-o", str(self.folder / "out")],
@@ -91,7 +92,7 @@ def family(process: "subprocess.Popen[str]") -> list[psutil.Process]:
 
 
 def test_ranks_talk_over_the_link_and_listen_on_its_addresses_only(network: Network) -> None:
-    process = network.started("--iterations", "300")
+    process = network.started("--iterations", "40")
     until(lambda: rows(network.folder / "out") >= 8)
     listing = subprocess.run(
         ["ip", "netns", "exec", f"{network.name}-0", "ss", "-Hltn"], capture_output=True, text=True, check=True
@@ -101,7 +102,7 @@ def test_ranks_talk_over_the_link_and_listen_on_its_addresses_only(network: Netw
     assert set(re.findall(r"(\S+):\d+ ", listing)) == {"10.77.0.1"}
     found = bundle.read(Path(out.strip())).record.ranks
     assert found is not None
-    assert (found.hosts, list(found.steps or ())) == (["n1", "n2"], [300, 300])
+    assert (found.hosts, list(found.steps or ())) == (["n1", "n2"], [40, 40])
 
 
 def test_link_that_is_cut_ends_the_run_and_its_steps_are_kept(network: Network) -> None:
