@@ -102,7 +102,7 @@ def test_ranks_talk_over_the_link_and_listen_on_its_addresses_only(network: Netw
     assert set(re.findall(r"(\S+):\d+ ", listing)) == {"10.77.0.1"}
     found = bundle.read(Path(out.strip())).record.ranks
     assert found is not None
-    assert (found.hosts, list(found.steps or ())) == (["n1", "n2"], [40, 40])
+    assert (list(found.hosts or ()), list(found.steps or ())) == (["n1", "n2"], [40, 40])
 
 
 def test_link_that_is_cut_ends_the_run_and_its_steps_are_kept(network: Network) -> None:

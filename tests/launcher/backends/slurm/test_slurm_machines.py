@@ -103,7 +103,7 @@ def assert_two_machines(record: Record, iterations: int) -> None:
     found, spec = record.ranks, record.spec
     assert found is not None
     assert (record.status, spec.machines, spec.devices, spec.ranks) == (Status.COMPLETED, 2, 1, 2)
-    assert (found.number, list(found.steps or ()), found.hosts) == (2, [iterations] * 2, ["n1", "n2"])
+    assert (found.number, list(found.steps or ()), list(found.hosts or ())) == (2, [iterations] * 2, ["n1", "n2"])
     assert found.images_per_s == pytest.approx(2 * (record.timing.images_per_s or 0))
     assert all(seconds > 0 for seconds in found.exposed_s or ())
     for ahead_s, other_s, error_s in zip(
@@ -125,7 +125,7 @@ def test_trainer_on_two_machines_writes_one_bundle(cluster: SlurmCluster) -> Non
 
 def test_unchanged_script_on_two_machines_is_measured(cluster: SlurmCluster) -> None:
     (cluster.home / "train.py").write_text(TRAIN)
-    launch = Launch(cluster, "--iterations", "6", "--", "train.py", "40", "0.01")
+    launch = Launch(cluster, "--iterations", "6", "--include", "*.py", "--", "train.py", "40", "0.01")
     record = launch.ends()
     assert_two_machines(record, 6)
     assert record.spec.script is not None
@@ -147,7 +147,7 @@ WRONG = {
 def test_wrong_scripts_on_two_machines_are_explained(case: str, cluster: SlurmCluster) -> None:
     source, arguments, message = WRONG[case]
     (cluster.home / "train.py").write_text(source)
-    launch = Launch(cluster, LONG, "--", "train.py", *arguments)
+    launch = Launch(cluster, LONG, "--include", "*.py", "--", "train.py", *arguments)
     assert launch.process.wait(300) != 0
     log = launch.log.read_text()
     assert message in log
@@ -177,7 +177,7 @@ def test_killed_process_ends_the_run_and_its_steps_are_kept(what: str, cluster: 
     assert record.status is Status.FAILED
     assert message in str(record.error)
     assert record.ranks is not None
-    assert record.ranks.hosts == ["n1", "n2"]
+    assert list(record.ranks.hosts or ()) == ["n1", "n2"]
     assert min(record.ranks.steps or ()) >= 15
     assert not cluster.queue()
 
