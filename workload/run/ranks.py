@@ -335,7 +335,9 @@ def _ended_there(spec: RunSpec, words: list[str], notes: Path) -> RooflaunchErro
             f"{where} was killed, or its machine or the network was lost; the bundle keeps the steps so far",
             hint=f"if `dmesg` on {ended.host} shows that memory ran out, try a smaller --batch-size; else run again",
         )
-    return ERRORS.get(ended.note["kind"], RunFailedError)(f"{ended.note['message']} ({where})", hint=ended.note["hint"])
+    # A signal that reached only a rank was not meant to interrupt the run: for example, the daemon of its step has died.
+    kind = {**ERRORS, InterruptedRunError.__name__: RunFailedError}.get(ended.note["kind"], RunFailedError)
+    return kind(f"{ended.note['message']} ({where})", hint=ended.note["hint"])
 
 
 def _ended(number: int, words: list[str], notes: Path) -> RooflaunchError | None:
