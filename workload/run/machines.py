@@ -311,7 +311,7 @@ class Roll:
 def run(
     words: Sequence[str], nodes: Sequence[Node], devices: int, address: str, variables: Mapping[str, str], notes: Path
 ) -> Failure | int:
-    """Run `devices` ranks on each node to their end; return the first failure, else srun's exit code.
+    """Run `devices` ranks on each node to their end; return the first failure, else srun's exit code, or minus a signal.
 
     `words`: Python's arguments for a rank; `variables`: its environment, in addition to this process's. Raises
     `RooflaunchError` if the ranks cannot begin, or if this process is interrupted.
@@ -331,6 +331,9 @@ def run(
         try:
             roll.gather(srun, notes)
             roll.watch(srun)
+            # Slurm kills the ranks of an srun that was killed.
+            if (code := srun.poll()) is not None and code < 0:
+                return code
         finally:
             with interruption_deferred():
                 roll.end()

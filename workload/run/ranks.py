@@ -328,14 +328,15 @@ def _ended_there(spec: RunSpec, words: list[str], notes: Path) -> RooflaunchErro
     if interrupted := pending_interruption():
         return interrupted
     if isinstance(ended, int):
-        return RunFailedError(f"srun ended with exit code {ended}", hint="see its messages above") if ended else None
+        how = f"ended with exit code {ended}" if ended > 0 else f"was killed by {signal.Signals(-ended).name}"
+        return RunFailedError(f"srun {how}; the bundle keeps the steps so far", hint="run again") if ended else None
     where = f"rank {ended.rank} on {ended.host}"
     if ended.note is None:
         return RunFailedError(
             f"{where} was killed, or its machine or the network was lost; the bundle keeps the steps so far",
             hint=f"if `dmesg` on {ended.host} shows that memory ran out, try a smaller --batch-size; else run again",
         )
-    # A signal that reached only a rank was not meant to interrupt the run: for example, the daemon of its step has died.
+    # A signal that reached only a rank did not mean to interrupt the run: the daemon of its step may have died.
     kind = {**ERRORS, InterruptedRunError.__name__: RunFailedError}.get(ended.note["kind"], RunFailedError)
     return kind(f"{ended.note['message']} ({where})", hint=ended.note["hint"])
 

@@ -73,7 +73,8 @@ def ranks(number: str = "") -> Iterator[int]:
     """Processes of ranks, and what they have started; with a number, those of this rank."""
     for path in Path("/proc").glob("[0-9]*"):
         found = variables(path.name)
-        is_rank = "ROOFLAUNCH_STARTER" in found and "--rank-notes" in line_of(path)
+        line = line_of(path)
+        is_rank = "ROOFLAUNCH_STARTER" in found and "--rank-notes" in line and not line.startswith("srun")
         if is_rank and number in ("", found.get("SLURM_PROCID")):
             yield int(path.name)
 
@@ -82,13 +83,11 @@ def parent_of(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def starter() -> int:
-    """The process that started the ranks: the parent of srun, which has the ranks' variables but not their number."""
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if (path / "comm").read_text() == "srun\n" and "ROOFLAUNCH_STARTER" in variables(path.name):
-                return parent_of(int(path.name))
-    raise AssertionError("no srun")
+def srun() -> int:
+    """The process srun that has started the ranks; it has a child of the same name."""
+    found = {int(path.name) for path in Path("/proc").glob("[0-9]*") if line_of(path).startswith("srun\0")}
+    [process] = [each for each in found if parent_of(each) not in found]
+    return process
 
 
 def steps(cluster: SlurmCluster) -> int:
@@ -171,7 +170,8 @@ KILLS: dict[str, tuple[Callable[[], int], str]] = {
     "rank 0": (lambda: next(ranks("0")), "rank 0 on n1 was killed, or its machine or the network was lost"),
     "rank 1": (lambda: next(ranks("1")), "rank 1 on n2 was killed, or its machine or the network was lost"),
     "daemon of the step on n2": (lambda: parent_of(next(ranks("1"))), "rank 1 on n2"),
-    "starting process": (starter, "the trainer was killed by SIGKILL"),
+    "srun": (srun, "srun was killed by SIGKILL"),
+    "starting process": (lambda: parent_of(srun()), "the trainer was killed by SIGKILL"),
 }
 
 
