@@ -88,7 +88,11 @@ CASES = {
         *in_blocks("c", [0.75 * rate for rate in RATES], **TWO | {"machines": 2.0}),
         *in_blocks("d", [0.7 * rate for rate in RATES], **TWO | {"machines": 4.0}),
     ],
-    "no run on one machine": [*in_blocks("a", RATES, **ONE), *in_blocks("b", SLOWER, **TWO | {"machines": 2.0})],
+    "no run on one machine": [
+        *in_blocks("a", RATES, **ONE),
+        *in_blocks("b", SLOWER, **TWO | {"machines": 2.0}),
+        *in_blocks("c", RATES, **TWO_MACHINES),
+    ],
     "collectives": waiting(0.2, 0.1, 0.0, limits=("collectives",)),
     "one slow rank": waiting(0.0, 0.2, 0.1, limits=("slow rank 1",)),
     "slow ranks in turn": waiting(0.0, 0.2, 0.1, limits=("slow rank 1", "slow rank 0")),
