@@ -253,8 +253,11 @@ class Collectives:
         else:
             self.beside[self._clock.stream()] = begun.kind
 
-    def follow(self, begun: Begun, work: distributed.Work) -> Begun:
-        """Mark the end of a collective that goes on beside the script's own work; returns it, for `waited`."""
+    def follow(self, begun: Begun, work: Any) -> Begun:
+        """Mark the end of a collective that goes on beside the script's own work; returns it, for `waited`.
+
+        `work`: its torch.distributed.Work.
+        """
         own = Begun(begun.kind, begun.mark)
 
         def done(_: object) -> None:

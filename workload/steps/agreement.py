@@ -388,7 +388,7 @@ class CollectiveHooks:
         inner = torch.distributed.distributed_c10d
         self._all_reduce, self._is_compiling = inner.all_reduce, torch.compiler.is_compiling
         self._wrap_functions(inner, torch.distributed)
-        self._observe_waits(torch.distributed.Work)
+        self._observe_waits(inner.Work)
         self._observe_streams(torch.cuda.Stream)
         self._observe_parallel(torch.nn.parallel.DistributedDataParallel)
         _refuse_spawning(refuse)
