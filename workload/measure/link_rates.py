@@ -49,11 +49,11 @@ def measure(device: Device, backend: str) -> list[LinkRate]:
                 # The rank that begins last waits for no other one.
                 link_s = times_s.min(axis=0)
             found.append(_rate(kind, size, link_s, pair))
-            expected_s = float(times_s.max()) * SAMPLES * SIZES[1] / SIZES[0]
+            expected_s = float(np.median(times_s.max(axis=0))) * SAMPLES * SIZES[1] / SIZES[0]
     return found
 
 
-def _rate(kind: Collective, size: int, times_s: "np.ndarray", pair: Sequence[int] | None) -> LinkRate:
+def _rate(kind: Collective, size: int, times_s: np.ndarray, pair: Sequence[int] | None) -> LinkRate:
     p5, usual, p95 = (float(rate) for rate in np.quantile(size / times_s, (0.05, 0.5, 0.95)))
     return LinkRate(kind=kind, bytes=size, bytes_per_s=usual, p5=p5, p95=p95, samples=len(times_s), ranks=pair)
 
@@ -72,7 +72,8 @@ def _times_s(device: Device, call: Callable[[], object]) -> np.ndarray:
     every = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
     distributed.all_gather(every, own)
     # Without clocks that tell it, no sample takes no time.
-    return np.maximum(torch.stack(every).cpu().numpy(), 1e-9)
+    times_s: np.ndarray = np.maximum(torch.stack(every).cpu().numpy(), 1e-9)
+    return times_s
 
 
 def _all_reduce(tensor: torch.Tensor, _: torch.Tensor) -> None:

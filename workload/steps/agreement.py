@@ -18,6 +18,8 @@ from enum import StrEnum
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torch import Tensor
+
 from workload.contract.errors import LostRankError, RooflaunchError, RunFailedError, UsageError
 from workload.contract.ranks import Collective
 from workload.contract.spec import Device
@@ -345,8 +347,8 @@ FUNCTIONS: Mapping[Collective, Sequence[str]] = {
     Collective.SCATTER: ("scatter", "scatter_object_list"),
 }  # fmt: skip
 FUNCTIONAL = "torch.distributed._functional_collectives"
-# Attribute of an event: kind of the collective that a stream had queued last when it recorded the event.
-EVENT_KIND = "_rooflaunch_collective"
+# Attribute of an event: the last collective of the stream that recorded the event.
+AWAITED = "_rooflaunch_collective"
 # A communication hook of DistributedDataParallel, and its state.
 Hook = tuple[Callable[[Any, Any], Any], Any]
 
@@ -371,7 +373,7 @@ class CollectiveHooks:
         self._hooks: WeakKeyDictionary[Any, list[Hook]] = WeakKeyDictionary()
         # Collectives that go on beside the script's own work, by their torch.distributed.Work.
         self._works: WeakKeyDictionary[Any, Begun] = WeakKeyDictionary()
-        self._work: type = object
+        self._work: Any = object
         self._is_inside = False
         # Kind of the functional collective that was begun last.
         self._functional: Collective | None = None
@@ -386,7 +388,7 @@ class CollectiveHooks:
         inner = torch.distributed.distributed_c10d
         self._all_reduce, self._is_compiling = inner.all_reduce, torch.compiler.is_compiling
         self._wrap_functions(inner, torch.distributed)
-        self._observe_waits(torch.distributed.Work)  # type: ignore[attr-defined]
+        self._observe_waits(inner.Work)
         self._observe_streams(torch.cuda.Stream)
         self._observe_parallel(torch.nn.parallel.DistributedDataParallel)
         _refuse_spawning(refuse)
@@ -432,7 +434,7 @@ class CollectiveHooks:
 
         `is_functional`: the collective goes on until `wait_tensor` is called with its result.
         """
-        size = size or largest_bytes
+        size, is_message = size or largest_bytes, kind is Collective.POINT_TO_POINT
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -441,7 +443,7 @@ class CollectiveHooks:
                 return original(*args, **kwargs)
             self._is_inside = True
             # Ranks send and receive different numbers of messages.
-            self.begun += kind is not Collective.POINT_TO_POINT
+            self.begun += not is_message
             receiver = self.receiver
             try:
                 if receiver is None:
@@ -451,8 +453,8 @@ class CollectiveHooks:
                     result = original(*args, **kwargs)
                     receiver.begin(kind, 1, size(*args, result))
                     return result
-                is_batch = kind is Collective.POINT_TO_POINT and bool(args) and isinstance(args[0], list)
-                begun = receiver.begin(kind, len(args[0]) if is_batch else 1, size(*args, **kwargs))
+                number = len(args[0]) if is_message and args and isinstance(args[0], list) else 1
+                begun = receiver.begin(kind, number, size(*args, **kwargs))
                 result = original(*args, **kwargs)
                 self._follow(receiver, begun, result)
                 return result
@@ -472,7 +474,8 @@ class CollectiveHooks:
 
     def _follow(self, receiver: Collectives, begun: Begun, result: Any) -> None:
         """Mark the end of a collective, or follow each `Work` in its `result`, which goes on after the call."""
-        works = [each for each in (result if isinstance(result, list) else [result]) if type(each) is self._work]
+        results: list[Any] = result if isinstance(result, list) else [result]
+        works = [each for each in results if type(each) is self._work]
         if not works:
             receiver.finish(begun)
         for work in works:
@@ -505,18 +508,18 @@ class CollectiveHooks:
             if receiver and (queued := receiver.beside.get(stream)):
                 # Events of C++ have no attributes.
                 with suppress(AttributeError):
-                    setattr(recorded, EVENT_KIND, queued)
+                    setattr(recorded, AWAITED, queued)
             return recorded
 
         @functools.wraps(wait)
         def wait_and_mark(stream: Any, event: Any) -> None:
-            receiver, awaited = self.receiver, getattr(event, EVENT_KIND, None)
+            receiver, awaited = self.receiver, getattr(event, AWAITED, None)
             if receiver is None or awaited is None or stream != receiver.home or not receiver.is_home():
-                return wait(stream, event)
+                wait(stream, event)
+                return
             since = receiver.mark()
             wait(stream, event)
-            receiver.waited_for_stream(awaited, since)
-            return None
+            receiver.waited(awaited, since)
 
         kind.record_event, kind.wait_event = record_and_tell, wait_and_mark
 
@@ -577,12 +580,15 @@ class CollectiveHooks:
 
 def largest_bytes(*args: Any, **kwargs: Any) -> int:
     """Total size of the tensors in that argument of a collective which has most: its input or its output."""
-    sizes = [0]
+    largest = 0
     for value in (*args, *kwargs.values()):
-        tensors = value if isinstance(value, list | tuple) else (value,)
-        # A `P2POp` holds a tensor.
-        sizes.append(sum(getattr(getattr(each, "tensor", each), "nbytes", 0) for each in tensors))
-    return max(sizes)
+        if isinstance(value, Tensor):
+            largest = max(largest, value.nbytes)
+        elif isinstance(value, list | tuple):
+            # A `P2POp` holds a tensor.
+            tensors = (each if isinstance(each, Tensor) else getattr(each, "tensor", None) for each in value)
+            largest = max(largest, sum(each.nbytes for each in tensors if isinstance(each, Tensor)))
+    return largest
 
 
 def _refuse_spawning(refuse: Callable[[UsageError], None]) -> None:

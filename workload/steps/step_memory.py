@@ -431,7 +431,9 @@ def _storages(tensor: Tensor, device_type: str) -> Iterator[tuple[int, Any]]:
         return
     if is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
-            yield from _storages(getattr(tensor, name), device_type)
+            # A part of a DTensor is the mesh of its devices.
+            if isinstance(part := getattr(tensor, name), Tensor):
+                yield from _storages(part, device_type)
         return
     storage = tensor.untyped_storage()
     yield storage._cdata, storage  # noqa: SLF001 - as `StorageWeakRef`

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from workload.measure.clock import Collectives, HostClock
 from workload.steps.agreement import CollectiveHooks, largest_bytes
@@ -19,7 +20,7 @@ class SteppedClock(HostClock):
 
     def __init__(self) -> None:
         self.now_s, self.current = 0.0, "home"
-        self.mark = lambda: self.now_s  # type: ignore[misc]
+        self.mark = lambda: self.now_s
 
     def passed(self, mark: float) -> bool:
         return mark <= self.now_s
@@ -95,8 +96,8 @@ def rows(stage: SimpleNamespace) -> dict[str, list[float]]:
     return {kind: [float(cell) for cell in cells] for _, kind, *cells in lines}
 
 
-def tensor(size: int) -> SimpleNamespace:
-    return SimpleNamespace(nbytes=size)
+def tensor(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8)
 
 
 def test_a_blocking_collective_is_exposed(stage: SimpleNamespace) -> None:
