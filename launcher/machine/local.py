@@ -231,7 +231,7 @@ def _run_process(plan: LocalPlan, watcher: Watcher | None, forks: Forks | None) 
         with repeated_every(lambda passed_s: _print_steps(plan, folders, passed_s)) if is_quiet else nullcontext():
             # A trainer that profiles or that starts ranks should hold neither torch nor a GPU while its own processes
             # run.
-            forking = None if forks is None or plan.profiles or plan.spec.devices > 1 else forks.child
+            forking = None if forks is None or plan.profiles or plan.spec.ranks > 1 else forks.child
             ended = run_child(
                 plan.command, on_line=keep, follower=watcher, folder=folder, variables=variables, forking=forking
             )

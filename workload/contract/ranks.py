@@ -104,7 +104,7 @@ class Ranks:
     `spread`: interquartile range of this share. `slowest`: that rank, if it is slower by more than the spread, else
     None. `why`: why there is no comparison.
     With several machines: `hosts`, of each rank; `clock_start_s` and `clock_end_s`: by how much its clock was ahead of
-    the first machine's at the beginning and at the end of the run, each wrong by at most `clock_error_s`.
+    the clock that was furthest behind, at the beginning and at the end of the run, wrong by at most `clock_error_s`.
     """
 
     number: Number = None
@@ -180,25 +180,30 @@ def summary(folder: Path, *, device: str | None, measured_s: float | None) -> Ra
 
 
 def _hosts(folder: Path) -> dict[str, list[str] | list[float]]:
-    """Fields of `Ranks` on hosts and clocks; those whose clocks are not all known have no clocks."""
+    """Fields of `Ranks` that name the hosts and compare their clocks, or the hosts alone if a clock is unknown.
+
+    The file compares each clock with that of the process that started the ranks.
+    """
     rows = complete_rows(folder / FOLDER / HOSTS_FILE)
-    clocks = {name: [float(row[name]) for row in rows] for name in CLOCK_COLUMNS}
-    is_known = all(map(math.isfinite, chain(*clocks.values())))
-    return {"hosts": [row["host"] for row in rows], **(clocks if is_known else {})} if rows else {}
+    hosts = {"hosts": [row["host"] for row in rows]} if rows else {}
+    start_s, end_s, error_s = ([float(row[name]) for row in rows] for name in CLOCK_COLUMNS)
+    if not rows or not all(map(math.isfinite, (*start_s, *end_s, *error_s))):
+        return {**hosts}
+    ahead = ([each - min(clocks_s) for each in clocks_s] for clocks_s in (start_s, end_s))
+    return {**hosts, **dict(zip(CLOCK_COLUMNS, (*ahead, [each + max(error_s) for each in error_s]), strict=True))}
 
 
 def clock_notes(ranks: Ranks | None) -> list[str]:
     """Note if the clocks of the machines differ so much that times of day in their files cannot be compared."""
     if ranks is None or not ranks.hosts or not ranks.clock_end_s:
         return []
-    furthest = max(range(len(ranks.hosts)), key=[abs(each) for each in ranks.clock_end_s].__getitem__)
-    ahead_s = ranks.clock_end_s[furthest]
-    if abs(ahead_s) <= MOST_CLOCK_S:
+    ahead_s = max(ranks.clock_end_s)
+    if ahead_s <= MOST_CLOCK_S:
         return []
-    relation = "ahead of" if ahead_s > 0 else "behind"
+    ahead, behind = (ranks.hosts[list(ranks.clock_end_s).index(each)] for each in (ahead_s, min(ranks.clock_end_s)))
     text = (
-        f"the clock of {ranks.hosts[furthest]} is {abs(ahead_s):,.1f} s {relation} that of {ranks.hosts[0]}: times of "
-        "day in the logs of these machines cannot be compared; no figure of the run depends on them"
+        f"the clock of {ahead} is {ahead_s:,.1f} s ahead of that of {behind}: times of day in the logs of these"
+        " machines cannot be compared; no figure of the run depends on them"
     )
     return [text]
 

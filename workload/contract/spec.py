@@ -250,7 +250,8 @@ class RunSpec:
     def title(self) -> str:
         """Name in a plan: `resnet18, batch 16, fp32`, or the script with its arguments."""
         devices = f", {self.devices} devices" if self.devices > 1 else ""
-        devices += f" on each of {self.machines} machines" if self.machines > 1 else ""
+        if self.machines > 1:
+            devices += f"{' on each of' if devices else ','} {self.machines} machines"
         if self.script:
             changed = f", with {self.change}" if self.change else ""
             return f"{scripts.command_line(self.script)}{devices}{changed}"

@@ -30,17 +30,18 @@ from workload.contract.errors import LostRankError, RunFailedError, ToolError, U
 from workload.contract.operating_system import SIGKILL, replace_text
 from workload.contract.process import interruption_deferred
 from workload.contract.ranks import FOLDER, HOST_COLUMNS, HOSTS_FILE
-from workload.environment.machine import HostSystem
+from workload.environment.machine import run_tool
 from workload.steps.program import STARTER
 
 # Longest time from srun's start until all ranks have connected: Python starts slowly from a busy network file system.
-JOIN_LIMIT_S = 120.0
+JOIN_LIMIT_S, CONNECT_LIMIT_S = 120.0, 60.0
 # Ranks may report their errors for GRACE_S after the first failure. A rank that is told to end does so within ten
 # seconds (`ranks.END_LIMIT_S`); after END_LIMIT_S srun is ended.
 GRACE_S, END_LIMIT_S, KILL_LIMIT_S = 1.0, 20.0, 10.0
 LOOK_EVERY_S = 0.2
 # A machine that answers no probe of TCP for this time is lost: probes begin after 5 s, and are 5 s apart.
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2}
+UNCONNECTED, FIREWALL = "unconnected-{}", "a firewall may close the ports between the nodes"
 ROUND_TRIPS, ANSWER_LIMIT_S = 10, 1.0
 MOST_BYTES = 1 << 16
 # Python's text of an error in a rank may be long; a stranger's first line may not.
@@ -74,7 +75,7 @@ def nodes_of_job(wanted: int) -> list[Node]:
     hint = f"launch slurm --machines {wanted}; or in a job of your own: sbatch --nodes={wanted}"
     if listed is None:
         raise UsageError(f"several machines need a job of Slurm; got --machines {wanted}", hint=hint)
-    shown = HostSystem().tool("scontrol", "--oneliner", "show", "node", listed)
+    shown = run_tool("scontrol", "--oneliner", "show", "node", listed)
     if not shown:
         raise ToolError(f"scontrol on {socket.gethostname()} does not show the nodes {listed}", hint="scontrol ping")
     facts = [dict(word.partition("=")[::2] for word in line.split()) for line in shown.splitlines() if line.strip()]
@@ -173,16 +174,19 @@ class Roll:
     def size(self) -> int:
         return len(self._nodes) * self._devices
 
-    def gather(self, srun: "subprocess.Popen[bytes]") -> None:
+    def gather(self, srun: "subprocess.Popen[bytes]", notes: Path) -> None:
         """Wait until every rank has come, then let all go on.
 
-        Raises `UsageError` for different versions of torch, and `RunFailedError` if not all come.
+        `notes`: shared folder, in which a rank that cannot connect says so. Raises `UsageError` for different versions
+        of torch, and `RunFailedError` if not all ranks come.
         """
         until_s = time.monotonic() + JOIN_LIMIT_S
         while len(self._ranks) < self.size:
             self.listen(LOOK_EVERY_S)
             if self.failures:
                 return
+            for note in notes.glob(UNCONNECTED.format("*[0-9]")):
+                raise RunFailedError(note.read_text(encoding="utf-8"), hint=FIREWALL)
             if srun.poll() is not None or time.monotonic() > until_s:
                 raise self._missing(srun.returncode)
         versions: dict[str, list[str]] = {}
@@ -206,7 +210,7 @@ class Roll:
         return RunFailedError(
             f"not every rank of {missing} has connected to {where} {how}"
             + (f"; the ranks of {waited} waited" if waited else ""),
-            hint="see the messages above; if there is none, a firewall may close the ports between the nodes",
+            hint=f"see the messages above; {FIREWALL}",
         )
 
     def watch(self, srun: "subprocess.Popen[bytes]") -> None:
@@ -305,9 +309,9 @@ class Roll:
 
 
 def run(
-    words: Sequence[str], nodes: Sequence[Node], devices: int, address: str, variables: Mapping[str, str]
+    words: Sequence[str], nodes: Sequence[Node], devices: int, address: str, variables: Mapping[str, str], notes: Path
 ) -> Failure | int:
-    """Run `devices` ranks on each node to their end; return the first failure, else srun's exit code.
+    """Run `devices` ranks on each node to their end; return the first failure, else srun's exit code, or minus a signal.
 
     `words`: Python's arguments for a rank; `variables`: its environment, in addition to this process's. Raises
     `RooflaunchError` if the ranks cannot begin, or if this process is interrupted.
@@ -325,8 +329,11 @@ def run(
         environment = {**os.environ, **variables, STARTER: roll.starter}
         srun = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
         try:
-            roll.gather(srun)
+            roll.gather(srun, notes)
             roll.watch(srun)
+            # Slurm kills the ranks of an srun that was killed.
+            if (code := srun.poll()) is not None and code < 0:
+                return code
         finally:
             with interruption_deferred():
                 roll.end()
@@ -356,7 +363,7 @@ class _Starter:
         if sys.platform == "win32":
             raise AssertionError("several machines are refused there")
         address, port, password = given.split()
-        self._connection = kept_alive(socket.create_connection((address, int(port)), timeout=JOIN_LIMIT_S))
+        self._connection = kept_alive(socket.create_connection((address, int(port)), timeout=CONNECT_LIMIT_S))
         self._connection.settimeout(None)
         # A worker process of the script would keep the connection open after this rank was killed.
         os.register_at_fork(after_in_child=self._connection.close)
@@ -413,7 +420,7 @@ class _Starter:
 _starter: _Starter | None = None
 
 
-def join() -> None:
+def join(notes: Path) -> None:
     """In a rank on one of several machines: take its place from srun's variables, and wait until all ranks have come.
 
     Does nothing in other processes. Raises `RunFailedError` if the starting process cannot be reached.
@@ -430,9 +437,8 @@ def join() -> None:
     except OSError as error:
         where = ":".join(given.split()[:2])
         what = f"rank {rank} on {host} cannot reach the first machine at {where}: {error}"
-        # The process that reports the errors of ranks does not hear of this one.
-        print(f"error: {what}", file=sys.stderr, flush=True)
-        raise RunFailedError(what, hint="a firewall may close the ports between the nodes") from error
+        replace_text(notes / UNCONNECTED.format(rank), what, durable=False)
+        raise RunFailedError(what, hint=FIREWALL) from error
     if interface := _interface_of(_starter.own_address):
         # Without it gloo takes the address of the host's name, which may be a loopback. NCCL chooses well itself.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

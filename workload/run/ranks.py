@@ -241,7 +241,7 @@ def _run_ranks(
     with tempfile.TemporaryDirectory(dir=place, prefix=".ranks-") as folder:
         notes = Path(folder)
         words = [*words, NOTES_FLAG, folder, *script]
-        failure = _ended_there(spec, words) if spec.machines > 1 else _ended(spec.devices, words, notes)
+        failure = _ended_there(spec, words, notes) if spec.machines > 1 else _ended(spec.devices, words, notes)
         note = notes / BUNDLE_NOTE
         opened = Path(note.read_text(encoding="utf-8").rstrip("\n")) if note.is_file() else None
         # A sealed bundle is a complete measurement, whatever a script did afterwards.
@@ -300,7 +300,7 @@ def _store_at(address: str) -> Any:
     )
 
 
-def _ended_there(spec: RunSpec, words: list[str]) -> RooflaunchError | None:
+def _ended_there(spec: RunSpec, words: list[str], notes: Path) -> RooflaunchError | None:
     """Run ranks on several machines to their end; return the error that ended them, else None."""
     try:
         nodes = machines.nodes_of_job(spec.machines)
@@ -322,20 +322,23 @@ def _ended_there(spec: RunSpec, words: list[str]) -> RooflaunchError | None:
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         }
         raise_if_interrupted()
-        ended = machines.run(words, nodes, spec.devices, address, variables)
+        ended = machines.run(words, nodes, spec.devices, address, variables, notes)
     except RooflaunchError as error:
         return error
     if interrupted := pending_interruption():
         return interrupted
     if isinstance(ended, int):
-        return RunFailedError(f"srun ended with exit code {ended}", hint="see its messages above") if ended else None
+        how = f"ended with exit code {ended}" if ended > 0 else f"was killed by {signal.Signals(-ended).name}"
+        return RunFailedError(f"srun {how}; the bundle keeps the steps so far", hint="run again") if ended else None
     where = f"rank {ended.rank} on {ended.host}"
     if ended.note is None:
         return RunFailedError(
             f"{where} was killed, or its machine or the network was lost; the bundle keeps the steps so far",
             hint=f"if `dmesg` on {ended.host} shows that memory ran out, try a smaller --batch-size; else run again",
         )
-    return ERRORS.get(ended.note["kind"], RunFailedError)(f"{ended.note['message']} ({where})", hint=ended.note["hint"])
+    # A signal that reached only a rank did not mean to interrupt the run: the daemon of its step may have died.
+    kind = {**ERRORS, InterruptedRunError.__name__: RunFailedError}.get(ended.note["kind"], RunFailedError)
+    return kind(f"{ended.note['message']} ({where})", hint=ended.note["hint"])
 
 
 def _ended(number: int, words: list[str], notes: Path) -> RooflaunchError | None:
@@ -406,7 +409,7 @@ def _first_error(failed: "ChildFailedError", notes: Path) -> RooflaunchError:
 
 def run(resolved: Resolved, context: Context, output: Path, timeline: Timeline, notes: Path) -> None:
     """Train as one rank. An error is written to the folder `notes`, and raised again."""
-    machines.join()
+    machines.join(notes)
     if int(os.environ["RANK"]):
         # Errors are in the notes, and rank 0 shows the progress.
         log.LOGGER.handlers.clear()

@@ -123,7 +123,7 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
     facts = parsed.context or parsed.series
     context = Context() if facts is None else Context.from_argument(facts)
     if parsed.rank_notes is not None:
-        machines.join()
+        machines.join(parsed.rank_notes)
     place = program.rank_here()
     if place and parsed.rank_notes is None:
         _refuse_for_rank(spec, parsed.gpu_index, place[1])

@@ -15,7 +15,7 @@ import pytest
 
 from tests.slurm import SlurmCluster
 from tests.waiting import until
-from tests.workload.run.test_script_ranks import BY_HAND, TRAIN
+from tests.workload.run.test_script_ranks import TRAIN
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 from workload.contract.record import Record, Status
@@ -73,7 +73,8 @@ def ranks(number: str = "") -> Iterator[int]:
     """Processes of ranks, and what they have started; with a number, those of this rank."""
     for path in Path("/proc").glob("[0-9]*"):
         found = variables(path.name)
-        is_rank = "ROOFLAUNCH_STARTER" in found and "--rank-notes" in line_of(path)
+        line = line_of(path)
+        is_rank = "ROOFLAUNCH_STARTER" in found and "--rank-notes" in line and not line.startswith("srun")
         if is_rank and number in ("", found.get("SLURM_PROCID")):
             yield int(path.name)
 
@@ -82,13 +83,11 @@ def parent_of(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def starter() -> int:
-    """The process that started the ranks: the parent of srun, which has the ranks' variables but not their number."""
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if (path / "comm").read_text() == "srun\n" and "ROOFLAUNCH_STARTER" in variables(path.name):
-                return parent_of(int(path.name))
-    raise AssertionError("no srun")
+def srun() -> int:
+    """The process srun that has started the ranks; it has a child of the same name."""
+    found = {int(path.name) for path in Path("/proc").glob("[0-9]*") if line_of(path).startswith("srun\0")}
+    [process] = [each for each in found if parent_of(each) not in found]
+    return process
 
 
 def steps(cluster: SlurmCluster) -> int:
@@ -103,7 +102,7 @@ def assert_two_machines(record: Record, iterations: int) -> None:
     found, spec = record.ranks, record.spec
     assert found is not None
     assert (record.status, spec.machines, spec.devices, spec.ranks) == (Status.COMPLETED, 2, 1, 2)
-    assert (found.number, list(found.steps or ()), found.hosts) == (2, [iterations] * 2, ["n1", "n2"])
+    assert (found.number, list(found.steps or ()), list(found.hosts or ())) == (2, [iterations] * 2, ["n1", "n2"])
     assert found.images_per_s == pytest.approx(2 * (record.timing.images_per_s or 0))
     assert all(seconds > 0 for seconds in found.exposed_s or ())
     for ahead_s, other_s, error_s in zip(
@@ -125,15 +124,23 @@ def test_trainer_on_two_machines_writes_one_bundle(cluster: SlurmCluster) -> Non
 
 def test_unchanged_script_on_two_machines_is_measured(cluster: SlurmCluster) -> None:
     (cluster.home / "train.py").write_text(TRAIN)
-    launch = Launch(cluster, "--iterations", "6", "--", "train.py", "40", "0.01")
+    launch = Launch(cluster, "--iterations", "6", "--include", "*.py", "--", "train.py", "40", "0.01")
     record = launch.ends()
     assert_two_machines(record, 6)
     assert record.spec.script is not None
 
 
+ALONE = """
+import torch
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(100):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
 # Scripts that cannot be measured, their arguments, and the error.
 WRONG = {
-    "never joins": (BY_HAND.replace('dist.init_process_group("gloo")', ""), (), "has joined 1 of them"),
+    "never joins": (ALONE, (), "train.py runs in 2 ranks, but has joined 1 of them by init_process_group"),
     "uneven": (TRAIN, ("4000", "0.001", "1", "20"), "rank 1 ended after 20 optimizer steps"),
     "raises": (
         "import torch, os\nif os.environ['RANK'] == '1': raise OSError('gone')\n" + TRAIN,
@@ -147,7 +154,7 @@ WRONG = {
 def test_wrong_scripts_on_two_machines_are_explained(case: str, cluster: SlurmCluster) -> None:
     source, arguments, message = WRONG[case]
     (cluster.home / "train.py").write_text(source)
-    launch = Launch(cluster, LONG, "--", "train.py", *arguments)
+    launch = Launch(cluster, LONG, "--include", "*.py", "--", "train.py", *arguments)
     assert launch.process.wait(300) != 0
     log = launch.log.read_text()
     assert message in log
@@ -163,7 +170,8 @@ KILLS: dict[str, tuple[Callable[[], int], str]] = {
     "rank 0": (lambda: next(ranks("0")), "rank 0 on n1 was killed, or its machine or the network was lost"),
     "rank 1": (lambda: next(ranks("1")), "rank 1 on n2 was killed, or its machine or the network was lost"),
     "daemon of the step on n2": (lambda: parent_of(next(ranks("1"))), "rank 1 on n2"),
-    "starting process": (starter, "the trainer was killed by SIGKILL"),
+    "srun": (srun, "srun was killed by SIGKILL"),
+    "starting process": (lambda: parent_of(srun()), "the trainer was killed by SIGKILL"),
 }
 
 
@@ -177,7 +185,7 @@ def test_killed_process_ends_the_run_and_its_steps_are_kept(what: str, cluster: 
     assert record.status is Status.FAILED
     assert message in str(record.error)
     assert record.ranks is not None
-    assert record.ranks.hosts == ["n1", "n2"]
+    assert list(record.ranks.hosts or ()) == ["n1", "n2"]
     assert min(record.ranks.steps or ()) >= 15
     assert not cluster.queue()
 

@@ -153,7 +153,7 @@ def test_a_job_of_several_devices_asks_for_gpus_and_cpus(compared: Golden) -> No
 def test_job_of_several_machines_asks_for_nodes(compared: Golden) -> None:
     two = plan(Options(usd_per_h=0.5), device=Device.CPU, machines=2)
     compared("machines.sh", two.sent_text())
-    title = "resnet18, the device's default batch, fp32 on each of 2 machines"
+    title = "resnet18, the device's default batch, fp32, 2 machines"
     assert f"plan       {title}, on cpu; one run\n" in two.text(999)
     assert "asks for   the default partition, no GPU, 2 nodes\n" in two.text()
     assert "cost       1 USD per hour, as you said" in two.text(), "two nodes cost twice as much"
