@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import chain
 from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import NamedTuple
