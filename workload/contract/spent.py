@@ -288,7 +288,7 @@ def work_rows(
     """
     first, rates = records[0], [rate for record in records if (rate := units_per_s(record))]
     prices = [cost.usd_per_h for record in records if (cost := record.cost) and cost.usd_per_h is not None]
-    usd_per_h = median(prices) * (first.spec.machines or 1) if len(prices) == len(records) else None
+    usd_per_h = median(prices) if len(prices) == len(records) else None
 
     def takes(times_s: Sequence[float]) -> str:
         value_s = median(times_s)

@@ -76,11 +76,6 @@ WORK: dict[str, tuple[Record, dict[str, str]]] = {
         replace(trained(length=6400, devices=2), cost=None, ranks=Ranks(number=2, images_per_s=128.0)),
         {"epoch": "6,400 images: 50 s"},
     ),
-    # Both machines are paid for: 1.44 USD per hour.
-    "two machines": (
-        replace(trained(length=6400, machines=2), ranks=Ranks(number=2, images_per_s=128.0)),
-        {"epoch": "6,400 images: 50 s, 0.02 USD"},
-    ),
     "two devices without a common rate": (replace(trained(length=6400, devices=2), ranks=Ranks(number=2)), {}),
 }
 # Half a second a step; 6,400 images in 100 s.
