@@ -110,6 +110,7 @@ def test_efficiency_or_why_there_is_none_and_what_limits_it(golden: Golden) -> N
         lines.append(f"## {name}")
         for row in scaling(results(*runs)):
             efficiency = f"{row['efficiency']:.3g}" if row["efficiency"] else "none"
+            against = f"efficiency {efficiency} of one {row['by'].removesuffix('s')}"
             lines.append(f"{together(row)}, {row['runs']} runs, level {row['level']}, {against}")
             lines += [f"    {name}: {row[name]}" for name in ("gain", "why", "note", "sentence") if row[name]]
     golden("scaling.txt", "\n".join([*lines, ""]))
