@@ -373,8 +373,7 @@ def _ranged(figures: Sequence[float], what: str, at: str = "") -> str:
 
 def _usd_per_h(side: Side) -> float | None:
     """USD per hour of all machines of a run of this side; None if unknown, or if only some of the runs were spot."""
-    usd = usd_per_h(side.runs) if len({case["spot"] for case in side.runs}) == 1 else None
-    return usd and usd * (side.runs[0]["machines"] or 1)
+    return usd_per_h(side.runs) if len({case["spot"] for case in side.runs}) == 1 else None
 
 
 def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:

@@ -120,7 +120,7 @@ class Work(NamedTuple):
     def cells(self, pool: Group, usd_per_h: float | None) -> dict[str, Any]:
         """Cells of a row: seconds, and cost with its interval, which is that of the rate: the price is exact.
 
-        `usd_per_h`: price of each machine.
+        `usd_per_h`: price of all machines of a run.
         """
         rate, number = pool.rate, self.number if self.is_own else Amount.usual(units.unit_of(pool.facts)).number
         if self.in_samples:
@@ -129,7 +129,6 @@ class Work(NamedTuple):
         ends = (rate.interval.high, rate.interval.low) if rate.interval else (None, None)
         # The rate is that of one device.
         number /= devices_of(pool.facts)
-        usd_per_h = usd_per_h and usd_per_h * (pool["machines"] or 1)
         times_s = [number / each if each and each > 0 else None for each in (rate.value, *ends)]
         usd = [time_s * usd_per_h / SECONDS_PER_H if time_s and usd_per_h else None for time_s in times_s]
         told = {"epoch_of": self.text, "epoch_is_own": self.is_own, "epoch_s": times_s[0]}
@@ -251,11 +250,17 @@ def costs(results: Tables, work: Work | None = None) -> pd.DataFrame:
 
 
 def list_price(
-    *, machine_type: str | None, device_name: str | None, region: str | None, spot: bool | None, devices: float = 1
+    *,
+    machine_type: str | None,
+    device_name: str | None,
+    region: str | None,
+    spot: bool | None,
+    machines: float | None = 1,
+    devices: float | None = 1,
 ) -> tuple[float, str] | None:
-    """USD per hour in prices.toml, and the source in words; None if it is not listed, or if `spot` is unknown.
+    """USD per hour of all `machines` in prices.toml, and the source in words; None if a fact is not listed or unknown.
 
-    `devices`: GPUs that the run used. An N1 machine, to which GPUs are attached, is assumed to have no others.
+    `devices`: GPUs that the run used on each. An N1 machine, to which GPUs are attached, is assumed to have no others.
     """
     gpu = peaks.find_gpu(device_name)
     if gpu is None or spot is None:
@@ -263,17 +268,17 @@ def list_price(
     for row in prices.load().listed:
         figure = row.figure(spot=spot)
         same = (row.machine_type, row.gpu, row.region) == (machine_type, gpu.gpu, region)
-        if same and figure is not None and (row.gpus == devices or not row.machine_type.startswith("n1-")):
-            return figure, f"list of {row.read}"
+        if same and figure is not None and (row.gpus == (devices or 1) or not row.machine_type.startswith("n1-")):
+            return figure * (machines or 1), f"list of {row.read}"
     return None
 
 
 def usd_per_h(runs: Sequence[Case]) -> float | None:
-    """Median price of a machine of these runs, from their records or the list; None if none is known."""
+    """Median price of all machines of a run, from the records of these runs or the list; None if none is known."""
     found = []
     for case in runs:
-        facts = {name: case[name] for name in ("machine_type", "device_name", "region", "spot")}
-        listed = None if case["usd_per_h"] else list_price(**facts, devices=case["devices"] or 1)
+        facts = {name: case[name] for name in (*NUMBERS, "machine_type", "device_name", "region", "spot")}
+        listed = None if case["usd_per_h"] else list_price(**facts)
         found.append(listed[0] if listed else case["usd_per_h"])
     known = [usd for usd in found if usd]
     return median(known) if known else None
@@ -307,7 +312,8 @@ def _price(pool: Group, spot: bool | None) -> tuple[float | None, str | None, st
         device_name=pool["device_name"],
         region=regions.pop() if len(regions) == 1 else None,
         spot=spot,
-        devices=pool["devices"] or 1,
+        machines=pool["machines"],
+        devices=pool["devices"],
     )
     if listed is None:
         return None, None, "no price: the run has none, and no list has one for its machine and region"

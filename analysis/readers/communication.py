@@ -146,7 +146,7 @@ def _on_host(trace: Trace) -> Iterator[_Call]:
 
 
 def _waits(trace: Trace, calls: Sequence[_Call]) -> list[Span]:
-    """Times at which the host waited for collectives: gaps between operators, at whose end a collective has ended.
+    """Times at which the host waited for collectives: gaps between operators in which a collective ended.
 
     Only operators that call no other one count, because an operator may wait inside.
     """
@@ -162,7 +162,7 @@ def _waits(trace: Trace, calls: Sequence[_Call]) -> list[Span]:
     for began, ended in _gaps(computed):
         index = bisect_right(ends, ended + MOST_LATE * (ended - began)) - 1
         if index >= 0 and ends[index] > began:
-            waits.append((began, min(ended, ends[index])))
+            waits.append((began, ended))
     return waits
 
 

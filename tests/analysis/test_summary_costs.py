@@ -38,6 +38,7 @@ def test_list_price_where_the_run_has_none(tmp_path: Path) -> None:
         (False, 0.540, "list of 2026-07"),
     ]
     assert rows[0]["epoch_usd"] == pytest.approx(0.255 / 3600 / 100 * 1e6)
+    assert table(tmp_path / "two", {**SLOW, "spec__machines": 2})["usd_per_h"].tolist() == [0.510]
     assert [row["cheapest"] for row in rows] == [True, False]
 
 
@@ -139,8 +140,8 @@ def test_amount_of_work_whose_cost_is_told(
     row = next(row for row in rows if row["batch_size"] == 32)
     assert row["epoch_of"] == told
     assert row["epoch_s"] == pytest.approx(seconds)
-    machines = changes[0].get("spec__machines", 1)
-    assert row["epoch_usd"] == pytest.approx(machines * 0.36 * seconds / 3600)
+    # The recorded price is that of all machines of a run.
+    assert row["epoch_usd"] == pytest.approx(0.36 * seconds / 3600)
 
 
 def test_usual_amount_of_each_unit(tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ def work_rows(
     """Lines on what the user's own work takes: `epoch` and `50,000 images: 4.2 min (3.9 to 4.5), 0.02 USD`.
 
     `records`: completed runs of one configuration; `interval`: of the median of some seconds. A second line is on the
-    whole script, if `whole_script` knows it. Costs are those of the machine at its recorded price.
+    whole script, if `whole_script` knows it. Costs are those of all machines at their recorded price.
     """
     first, rates = records[0], [rate for record in records if (rate := units_per_s(record))]
     prices = [cost.usd_per_h for record in records if (cost := record.cost) and cost.usd_per_h is not None]

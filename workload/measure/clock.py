@@ -176,14 +176,14 @@ class Begun:
 class Collectives:
     """Takes marks of the open step's collectives, and writes the times of earlier steps to a file in `folder`.
 
-    `home`: stream of the training's own work; None on a CPU. `beside`: other streams with the kind of the collective
-    that was queued last. Training waits for such a collective only once `home` waits for the stream.
+    `home`: stream of the training's own work; None on a CPU. `beside`: other streams with their last collective.
+    Training waits for such a collective only once `home` waits for the stream.
     """
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self._clock = clock
         self.mark, self.home = clock.mark, clock.stream()
-        self.beside: dict[Any, Collective] = {}
+        self.beside: dict[Any, Begun] = {}
         self._averages: list[Span] = []
         self._under_way: list[KindSpan] = []
         self._waits: list[KindSpan] = []
@@ -247,14 +247,18 @@ class Collectives:
 
     def finish(self, begun: Begun) -> None:
         """Mark the end of a collective that the caller has waited for, or that the current stream waits for."""
-        self._under_way.append((begun.kind, begun.mark, self.mark()))
+        begun.is_over, span = True, (begun.kind, begun.mark, self.mark())
+        self._under_way.append(span)
         if self.is_home():
-            self._waits.append(self._under_way[-1])
+            self._waits.append(span)
         else:
-            self.beside[self._clock.stream()] = begun.kind
+            self.beside[self._clock.stream()] = begun
 
-    def follow(self, begun: Begun, work: distributed.Work) -> Begun:
-        """Mark the end of a collective that goes on beside the script's own work; returns it, for `waited`."""
+    def follow(self, begun: Begun, work: Any) -> Begun:
+        """Mark the end of a collective that goes on beside the script's own work; returns it, for `waited`.
+
+        `work`: its torch.distributed.Work.
+        """
         own = Begun(begun.kind, begun.mark)
 
         def done(_: object) -> None:
@@ -279,10 +283,6 @@ class Collectives:
             self._under_way.append((begun.kind, begun.mark if begun.tells else since, until))
         if self.is_home():
             self._waits.append((begun.kind, since, until))
-
-    def waited_for_stream(self, kind: Collective, since: Any) -> None:
-        """Mark the end of a wait of the stream `home` for another one in `beside`."""
-        self._waits.append((kind, since, self.mark()))
 
     def is_home(self) -> bool:
         """Whether the current stream is that of the training's own work."""

@@ -347,8 +347,8 @@ FUNCTIONS: Mapping[Collective, Sequence[str]] = {
     Collective.SCATTER: ("scatter", "scatter_object_list"),
 }  # fmt: skip
 FUNCTIONAL = "torch.distributed._functional_collectives"
-# Attribute of an event: kind of the collective that a stream had queued last when it recorded the event.
-EVENT_KIND = "_rooflaunch_collective"
+# Attribute of an event: the last collective of the stream that recorded the event.
+AWAITED = "_rooflaunch_collective"
 # A communication hook of DistributedDataParallel, and its state.
 Hook = tuple[Callable[[Any, Any], Any], Any]
 
@@ -388,7 +388,7 @@ class CollectiveHooks:
         inner = torch.distributed.distributed_c10d
         self._all_reduce, self._is_compiling = inner.all_reduce, torch.compiler.is_compiling
         self._wrap_functions(inner, torch.distributed)
-        self._observe_waits(torch.distributed.Work)
+        self._observe_waits(inner.Work)
         self._observe_streams(torch.cuda.Stream)
         self._observe_parallel(torch.nn.parallel.DistributedDataParallel)
         _refuse_spawning(refuse)
@@ -508,18 +508,18 @@ class CollectiveHooks:
             if receiver and (queued := receiver.beside.get(stream)):
                 # Events of C++ have no attributes.
                 with suppress(AttributeError):
-                    setattr(recorded, EVENT_KIND, queued)
+                    setattr(recorded, AWAITED, queued)
             return recorded
 
         @functools.wraps(wait)
         def wait_and_mark(stream: Any, event: Any) -> None:
-            receiver, awaited = self.receiver, getattr(event, EVENT_KIND, None)
+            receiver, awaited = self.receiver, getattr(event, AWAITED, None)
             if receiver is None or awaited is None or stream != receiver.home or not receiver.is_home():
                 wait(stream, event)
                 return
             since = receiver.mark()
             wait(stream, event)
-            receiver.waited_for_stream(awaited, since)
+            receiver.waited(awaited, since)
 
         kind.record_event, kind.wait_event = record_and_tell, wait_and_mark
 

@@ -26,6 +26,8 @@ from workload.contract.ranks import RankStep, summarized
 ONE = {"machines": 1.0, "devices": 1.0, "threads": 1.0}
 TWO, TWO_MACHINES = ONE | {"devices": 2.0}, ONE | {"machines": 2.0}
 PRICED = {"usd_per_h": 3.0, "spot": False}
+# The price is that of all machines of a run.
+TWICE = PRICED | {"usd_per_h": 6.0}
 RATES, SLOWER = (100.0, 100.2, 99.9), (80.0, 80.1, 79.8)
 
 
@@ -79,7 +81,7 @@ CASES = {
     "two machines": [*in_blocks("a", RATES, **ONE), *in_blocks("b", SLOWER, **TWO_MACHINES)],
     "two machines, priced": [
         *in_blocks("a", RATES, **ONE, **PRICED),
-        *in_blocks("b", SLOWER, **TWO_MACHINES, **PRICED),
+        *in_blocks("b", SLOWER, **TWO_MACHINES, **TWICE),
     ],
     "two devices, priced": [*in_blocks("a", RATES, **ONE, **PRICED), *in_blocks("b", SLOWER, **TWO, **PRICED)],
     "machines of two devices": [
@@ -88,7 +90,11 @@ CASES = {
         *in_blocks("c", [0.75 * rate for rate in RATES], **TWO | {"machines": 2.0}),
         *in_blocks("d", [0.7 * rate for rate in RATES], **TWO | {"machines": 4.0}),
     ],
-    "no run on one machine": [*in_blocks("a", RATES, **ONE), *in_blocks("b", SLOWER, **TWO | {"machines": 2.0})],
+    "no run on one machine": [
+        *in_blocks("a", RATES, **ONE),
+        *in_blocks("b", SLOWER, **TWO | {"machines": 2.0}),
+        *in_blocks("c", RATES, **TWO_MACHINES),
+    ],
     "collectives": waiting(0.2, 0.1, 0.0, limits=("collectives",)),
     "one slow rank": waiting(0.0, 0.2, 0.1, limits=("slow rank 1",)),
     "slow ranks in turn": waiting(0.0, 0.2, 0.1, limits=("slow rank 1", "slow rank 0")),
@@ -114,7 +120,7 @@ def test_speed_up_and_cost_of_machines() -> None:
     """Each of 2 machines has 80 % of the throughput of one: 1.6 times as fast, 2 / 1.6 times the machine-hours."""
     # Blocks differ by 0.98, 1 and 1 / 0.98 times 0.8: 0.8 exp(+- 4.303 x 0.0202 / sqrt(3)) is 0.761 to 0.841.
     rates = [100 * 0.8 * each for each in (0.98, 1.0, 1 / 0.98)]
-    runs = [*in_blocks("a", (100.0,) * 3, **ONE, **PRICED), *in_blocks("b", rates, **TWO_MACHINES, **PRICED)]
+    runs = [*in_blocks("a", (100.0,) * 3, **ONE, **PRICED), *in_blocks("b", rates, **TWO_MACHINES, **TWICE)]
     [row] = rows_of(of_pairs(pair_up(results(*runs), "machines")))
     assert (row["ratio"], row["cost_ratio"]) == (pytest.approx(0.8), pytest.approx(1.25))
     assert row["gain"] == (
@@ -128,7 +134,7 @@ def test_speed_up_and_cost_of_machines() -> None:
     [
         pytest.param({}, {}, None, id="unknown"),
         pytest.param(PRICED, {"spot": False}, None, id="one is unknown"),
-        pytest.param(PRICED, PRICED | {"usd_per_h": 1.5}, 0.625, id="half the price for each machine"),
+        pytest.param(PRICED, PRICED, 0.625, id="half the price for each machine"),
     ],
 )
 def test_cost_needs_both_prices(left: dict[str, Any], right: dict[str, Any], cost: float | None) -> None:

@@ -13,7 +13,7 @@ from tests.analysis.readers.traces import gloo_ranks
 from tests.analysis.readers.traces.kineto_traces import Event, annotation, document, kernel, launch, operator
 from workload.contract.ranks import Collective, RankStep
 
-REDUCE, SCATTER = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)", "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(...)"
+REDUCE, EXCHANGE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)", "ncclDevKernel_SendRecv(...)"
 
 
 # Bytes of the gradients of two layers in fp32.
@@ -42,8 +42,8 @@ def us(step: RankStep) -> dict[str, Any]:
 def on_gpu(at: float, number: int) -> list[Event]:
     """A step of 1000, whose kernels run from 100 on: 200 and 100 of products, 200 and 20 of collectives."""
     first = 10 * number
-    message = {"Collective name": "_reduce_scatter_base", "In msg nelems": 1000, "Out msg nelems": 500, "dtype": "Half"}
-    scatter = kernel(SCATTER, at + 440, 20, first + 3, stream=9)
+    message = {"Collective name": "all_to_allv", "In msg nelems": 1000, "Out msg nelems": 500, "dtype": "Half"}
+    exchange = kernel(EXCHANGE, at + 440, 20, first + 3, stream=9)
     return [
         annotation(f"ProfilerStep#{number}", at, 1000),
         annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at + 1, 7),
@@ -52,13 +52,14 @@ def on_gpu(at: float, number: int) -> list[Event]:
         kernel("sgemm", at + 100, 200, first),
         kernel("sgemm", at + 400, 100, first + 1),
         kernel(REDUCE, at + 250, 200, first + 2, stream=8),
-        {**scatter, "args": scatter["args"] | message},
+        {**exchange, "args": exchange["args"] | message},
         kernel("Memcpy DtoD (Device -> Device)", at + 300, 100, first + 4, cat="gpu_memcpy"),
     ]
 
 
 def test_on_a_gpu_communication_is_exposed_while_no_other_kernel_runs() -> None:
-    before = kernel(REDUCE, 500, 90, -1)
+    # Launched before the trace began.
+    before = kernel(REDUCE, 1010, 50, -1)
     found = steps_in([before, *on_gpu(1000, 7), *on_gpu(2000, 8), *on_gpu(3000, 10)], "0")
     # From 250 to 300 and from 400 to 460 beside products; from 300 to 400 beside a copy, which computes nothing.
     common = {
@@ -66,7 +67,7 @@ def test_on_a_gpu_communication_is_exposed_while_no_other_kernel_runs() -> None:
         "hidden": 110,
         "exposed": 100,
         "all_reduce": (1, 0, 200, 100),
-        "reduce_scatter": (1, 2000, 20, 0),
+        "all_to_all": (1, 2000, 20, 0),
     }
     # A step ends with the first kernel of the next one; before a step that is missing, with its own last kernel.
     assert {number: us(step) for number, step in found.items()} == {
