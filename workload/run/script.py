@@ -527,7 +527,5 @@ def _notes_on_ranks(record: Record, agreement: Agreement | None) -> Iterator[str
     yield from ranks.clock_notes(found)
     if found.why == ranks.UNKNOWN:
         yield found.why
-    elif spec.compile:
-        yield "collectives inside compiled functions are not counted: waits for them count as own work of their rank"
     if found.backend != ranks.backend_of(spec.device):
         yield f"the script's ranks use {found.backend} on {spec.device}: their collectives go through the CPU"

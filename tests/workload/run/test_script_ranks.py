@@ -103,7 +103,7 @@ def started(folder: Path, text: str, *words: str, options: tuple[str, ...] = ())
 
 
 def bundle_in(folder: Path) -> bundle.Bundle:
-    (found,) = (folder / "out").iterdir()
+    (found,) = (path for path in (folder / "out").iterdir() if path.is_dir())
     return bundle.read(found)
 
 
