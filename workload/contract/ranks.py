@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median, quantiles
+from typing import Any
 
 from workload.contract.fields import Number, Numbers, Share, Text, Texts
 from workload.contract.text import percent
@@ -116,7 +117,7 @@ def summary(folder: Path, *, device: str | None, measured_s: float | None) -> Ra
     return replace(known, backend=backend_of(device), **_hosts(folder))
 
 
-def _hosts(folder: Path) -> dict[str, list[str] | list[float]]:
+def _hosts(folder: Path) -> dict[str, Any]:
     """Fields of `Ranks` that name the hosts and compare their clocks, or the hosts alone if a clock is unknown.
 
     The file compares each clock with that of the process that started the ranks.

@@ -311,7 +311,7 @@ class Roll:
 def run(
     words: Sequence[str], nodes: Sequence[Node], devices: int, address: str, variables: Mapping[str, str], notes: Path
 ) -> Failure | int:
-    """Run `devices` ranks on each node to their end; return the first failure, else srun's exit code, or minus a signal.
+    """Run `devices` ranks on each node to their end; return the first failure, else srun's exit code (or -signal).
 
     `words`: Python's arguments for a rank; `variables`: its environment, in addition to this process's. Raises
     `RooflaunchError` if the ranks cannot begin, or if this process is interrupted.
