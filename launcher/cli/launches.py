@@ -15,7 +15,7 @@ from launcher.backends import BACKENDS
 from launcher.backends.rented_options import FitOptions
 from launcher.cli import gpus
 from launcher.jobs.places import Place, options_of, place_of
-from launcher.script.options import ScriptCommand, ThereOptions, Words, refuse_without_script
+from launcher.script.options import MachinesCommand, ScriptCommand, ThereOptions, Words, refuse_without_script
 from launcher.typer_options import DryRunOption, OutputOption, declare, instance_of, keyword, parameters_of, run_options
 from launcher.values import Command
 from workload.contract.invocation import Group, examples
@@ -91,7 +91,7 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
     if declared.is_fresh:
         place += parameters_of(FitOptions)
     declare(launch, [*place, *parameters_of(ThereOptions, group=Group.SCRIPT)], before="detach")
-    command = grouped(*declared.first, "dry_run", kind=ScriptCommand)
+    command = grouped(*declared.first, "dry_run", kind=MachinesCommand if declared.several_machines else ScriptCommand)
     app.command(name, cls=command, epilog=declared.examples)(run_options(launch))
 
 

@@ -104,6 +104,8 @@ class ScriptCommand(GroupedCommand):
     lists_run_options = False
     # Word between the two scripts of a duel.
     separator: str | None = None
+    # Other commands refuse `--machines` in words.
+    has_machines = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options before `--` as usual; the words after `--` become the parameter `words`."""
@@ -157,16 +159,22 @@ class ScriptCommand(GroupedCommand):
 
     def help_row(self, parameter: Any, ctx: Any) -> tuple[str, str] | None:
         """Name and description of an option; the devices share a row."""
+        if parameter.name == "machines":
+            return super().help_row(parameter, ctx) if self.has_machines else None
         if not self.lists_run_options and parameter.name in RUN_OPTIONS and parameter.name not in self.first:
             return None
         if parameter.name in DEVICES:
             names = ", ".join(f"--{device}" for device in DEVICES)
             return (names, "device to compute on (the best one found)") if parameter.name == DEVICES[0] else None
-        if parameter.name == "machines" and parameter.name not in self.first:
-            return None  # refused in words
         row = super().help_row(parameter, ctx)
         # If a switch is off by default, `--no-…` only overrides a file or an environment variable: not shown.
         return (parameter.opts[0], row[1]) if row and parameter.name in OFF_SWITCHES else row
+
+
+class MachinesCommand(ScriptCommand):
+    """A command whose runs may have several machines."""
+
+    has_machines = True
 
 
 def variables_of(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:

@@ -26,7 +26,7 @@ COMMAND = Command(
     that the compute nodes share with the login node.
     """,
     examples=EXAMPLES,
-    first=("partition", "machines", "time_s"),
+    first=("partition", "time_s"),
     noun="job",
     sent_to="sbatch",
     several_machines=True,

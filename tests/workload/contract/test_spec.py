@@ -111,6 +111,7 @@ WRONG: list[dict[str, object]] = [
     {"dataset": "photos", "workers": "0", "persistent_workers": True},
     {"devices": "2", "device": "mps"},
     {"devices": "2", "profile": "torch"},
+    {"machines": "2", "profile": "torch"},
     {"dataset": "photos", "device": "cpu", "pin_memory": True},
 ]
 WRONG_VARIABLES = {"ROOFLAUNCH_BATCHSIZE": "4", "ROOFLAUNCH_BATCH_SIZE": "x", "ROOFLAUNCH_ZONE": "x"}
@@ -204,7 +205,7 @@ PROFILING = {"ncu_metrics"} | {option.name for option in options() if option.nam
 @pytest.mark.parametrize(
     "left_out",
     # Options that contradict each other.
-    [{"ceilings", "devices"}, {"fresh_ceilings", *PROFILING}],
+    [{"ceilings", "devices", "machines"}, {"fresh_ceilings", *PROFILING}],
     ids=["profile", "devices"],
 )
 def test_every_option_survives_the_command_line(left_out: set[str]) -> None:
