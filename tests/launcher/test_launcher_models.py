@@ -61,6 +61,9 @@ def test_what_can_be_asked_for(golden: Golden, tmp_path: Path, monkeypatch: pyte
     for name, (profile, device, capability) in PROFILES.items():
         spec = RunSpec(profile=profile, device=device)
         cases[f"profile: {name}"] = partial(runtime.require_profile, spec, lambda capability=capability: capability)
+    for machines in (1, 2):
+        spec = RunSpec(machines=machines, devices=2)
+        cases[f"machines: {machines}"] = partial(runtime.require_one_machine, spec, "gcp")
     (tmp_path / "file").touch()
     (tmp_path / "others").mkdir()
     # As for a user who is not root.

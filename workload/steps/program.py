@@ -300,8 +300,8 @@ def rank_here() -> tuple[int, int] | None:
     if not 0 <= rank < size or (size != here and STARTER not in os.environ):
         got = ", ".join(f"{name}={text}" for name, text in zip(names, given, strict=True))
         raise UsageError(
-            f"ranks of several machines are measured only if rooflaunch starts them; got {got}",
-            hint=f"launch slurm --machines 2 -- train.py; on one machine {TORCHRUN}",
+            f"only ranks on one machine can be measured, or those of launch slurm --machines; got {got}",
+            hint=f"unset WORLD_SIZE, or {TORCHRUN}",
         )
     return rank, size
 

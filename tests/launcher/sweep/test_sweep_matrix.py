@@ -128,6 +128,7 @@ WRONG = {
     "no repeats": "repeats = 0" + AXES + HERE,
     "a list of repeats": "repeats = [3]" + AXES + HERE,
     "repeats as default": "[defaults]\nrepeats = 3" + AXES,
+    "machines as default": "[defaults]\nmachines = 2" + AXES,
     "seed is no number": "seed = 'a'" + AXES + HERE,
     "name of two words": "name = 'a b'" + AXES + HERE,
     "no place": AXES,

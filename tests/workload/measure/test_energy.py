@@ -120,6 +120,12 @@ def test_a_process_counts_every_gpu_with_its_tensors_and_ranks_count_one_each(
     assert meter.end() is EnergyMeter.of(Device.MPS).end() is None
 
 
+@pytest.mark.parametrize("device", [Device.CPU, Device.CUDA])
+def test_energy_of_other_machines_is_unknown(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert EnergyMeter.of(device, ranks=4).counters == []
+
+
 @pytest.mark.parametrize(("source", "least_s"), [(COUNTER, 2.0), (RAPL, 0.02)])
 @pytest.mark.parametrize("share", [0.99, 1.01])
 def test_twenty_updates_of_a_counter_are_enough(source: EnergySource, least_s: float, share: float) -> None:

@@ -51,7 +51,8 @@ torchrun --profile torch -- train.py
         ({"WORLD_SIZE": "2", "RANK": "2"}, "got WORLD_SIZE=2, RANK=2, LOCAL_WORLD_SIZE=2"),
         ({"WORLD_SIZE": "2"}, "got WORLD_SIZE=2, RANK=2, LOCAL_WORLD_SIZE=2"),
         ({"WORLD_SIZE": "many"}, "got WORLD_SIZE=many"),
-        ({"WORLD_SIZE": "4", "RANK": "1", "LOCAL_WORLD_SIZE": "2"}, "only ranks on one machine can be measured; got"),
+        ({"WORLD_SIZE": "4", "RANK": "1", "LOCAL_WORLD_SIZE": "2"}, "only ranks on one machine can be measured, or"),
+        ({"WORLD_SIZE": "4", "RANK": "1", "LOCAL_WORLD_SIZE": "2", "ROOFLAUNCH_STARTER": "10.0.0.1 4711 x"}, (1, 4)),
     ],
 )
 def test_variables_of_torchrun(
