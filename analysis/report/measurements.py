@@ -256,10 +256,10 @@ SCALING = (
 EXPLANATION = (
     "Efficiency is the throughput of each device over that of one device alone, at the same batch size and threads per "
     "device; of several machines, over that of a device of one machine. A rank is the process of one device. Waits are "
-    "shares of a step, averaged over the ranks. Collectives: all gradients of a rank are computed, and it still "
-    "exchanges them; this is the wait of the rank that waits least. The other ranks wait longer, for slower ranks. "
-    "Input: a rank waits for its next batch. Devices also share memory, power and cooling, which slows each of them "
-    "without a wait."
+    "shares of a step, averaged over the ranks. Collectives: a rank does nothing but exchange "
+    "gradients or weights; this is the wait of the rank that waits least. The other ranks wait longer, for slower "
+    "ranks. Input: a rank waits for its next batch. Devices also share memory, power and cooling, which slows each of "
+    "them without a wait."
 )
 
 
