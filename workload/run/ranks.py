@@ -327,9 +327,11 @@ def _ended_there(spec: RunSpec, words: list[str], notes: Path) -> RooflaunchErro
         return error
     if interrupted := pending_interruption():
         return interrupted
+    if ended == 0:
+        return None
     if isinstance(ended, int):
         how = f"ended with exit code {ended}" if ended > 0 else f"was killed by {signal.Signals(-ended).name}"
-        return RunFailedError(f"srun {how}; the bundle keeps the steps so far", hint="run again") if ended else None
+        return RunFailedError(f"srun {how}; the bundle keeps the steps so far", hint="run again")
     where = f"rank {ended.rank} on {ended.host}"
     if ended.note is None:
         return RunFailedError(
