@@ -23,9 +23,9 @@ from workload.contract.record import Record, Status
 pytestmark = [
     pytest.mark.world,
     pytest.mark.timeout(900),
-    pytest.mark.night(part="places"),
     pytest.mark.parametrize("cluster", ["plain"], indirect=True),
 ]
+NIGHT = pytest.mark.night(part="places")
 ROOT = Path(__file__).parents[4]
 TINY = ("--model", "squeezenet1_1", "--batch-size", "2", "--image-size", "64")
 LONG = "--iterations=100000"
@@ -150,6 +150,7 @@ WRONG = {
 }
 
 
+@NIGHT
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_scripts_on_two_machines_are_explained(case: str, cluster: SlurmCluster) -> None:
     source, arguments, message = WRONG[case]
@@ -175,6 +176,7 @@ KILLS: dict[str, tuple[Callable[[], int], str]] = {
 }
 
 
+@NIGHT
 @pytest.mark.parametrize("what", KILLS)
 def test_killed_process_ends_the_run_and_its_steps_are_kept(what: str, cluster: SlurmCluster) -> None:
     find, message = KILLS[what]
@@ -190,6 +192,7 @@ def test_killed_process_ends_the_run_and_its_steps_are_kept(what: str, cluster: 
     assert not cluster.queue()
 
 
+@NIGHT
 def test_killed_launcher_leaves_a_run_that_completes(cluster: SlurmCluster) -> None:
     launch = Launch(cluster, *TINY, "--iterations", "60")
     measuring(cluster)
@@ -199,6 +202,7 @@ def test_killed_launcher_leaves_a_run_that_completes(cluster: SlurmCluster) -> N
     assert_two_machines(bundle.read(path.parent).record, 60)
 
 
+@NIGHT
 def test_requeued_job_runs_on_two_machines_again(cluster: SlurmCluster) -> None:
     launch = Launch(cluster, *TINY, "--iterations", "60")
     measuring(cluster)
