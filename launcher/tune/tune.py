@@ -224,7 +224,8 @@ class Tuning:
 
     def _planned(self, wished: int) -> int:
         """Number of trials that there is time for, at most `wished`: the fewer they are, the fewer runs each needs."""
-        wealth, left_s = self.evidence.wealth, self._left_s()
+        # An open trial goes on with the level that it has, even if nothing is left for others.
+        wealth, left_s = max(self.evidence.wealth, LEAST_WEALTH), self._left_s()
         return max((n for n in range(1, wished + 1) if n * self._least_s(error=wealth / n) <= left_s), default=1)
 
     def _too_short(self, least_s: float, final_s: float = 0.0) -> str:

@@ -142,6 +142,19 @@ def test_only_duel_that_there_is_time_for_gets_all_of_the_time() -> None:
     assert (fights.allowed_s, fights.fought[0][3]) == ([120], 0.05)
 
 
+def test_open_duel_that_has_the_whole_level_goes_on() -> None:
+    fights = Fights({"b": OPEN})
+
+    rows = list(tuning(fights, B, max_time_s=190).run())
+
+    assert [each[3] for each in fights.fought] == [0.025, 0.025]
+    assert decided(rows) == [("b", OPEN)]
+
+    fights = Fights({"b": OPEN})
+    list(tuning(fights, B, A, max_time_s=160).run())
+    assert [each[0::3] for each in fights.fought] == [("b", 0.05)]
+
+
 @pytest.mark.parametrize(
     ("results", "levels"),
     [
