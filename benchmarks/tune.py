@@ -116,7 +116,9 @@ class Machine:
             )
             return segments[-1]
 
-        sides = SimpleNamespace(side=lambda variant: SimpleNamespace(variant=variant))
+        plan = SimpleNamespace(spec=SimpleNamespace(ranks=1))
+        a_side, b_side = (SimpleNamespace(variant=variant, plan=plan) for variant in "AB")
+        sides = SimpleNamespace(a=a_side, b=b_side, side=lambda variant: a_side if variant == "A" else b_side)
         limits = Limits(same_within=MARGIN, max_time_s=max_time_s)
         outcome = fight(
             cast("Pair", sides),
