@@ -151,7 +151,8 @@ class Tuning:
             if not known and self.evidence.wealth < LEAST_WEALTH:
                 self.why_ended = f"earlier changes have used up the {percent(ERROR)} of errors"
                 continue
-            planned = self._planned(len(left) + 1)
+            # The final trial needs a part of the level.
+            planned = max(self._planned(len(left) + 1), 2 if base else 1)
             trial = known or self._new(candidate, base, planned=planned)
             # The final trial takes time too.
             least_s, final_s = self._least_s(trial), self._least_s(error=max(self.evidence.wealth, trial.error))
