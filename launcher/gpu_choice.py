@@ -231,7 +231,7 @@ def _may_run(row: Mapping[str, Any]) -> bool:
 
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Key by which GPUs are sorted: those that fit first, then known costs, then lower bounds, the cheapest first."""
+    """Sort key of a GPU: first those that the step fits, then those of known cost, then by cost, the lowest first."""
     usd, spot = (row[name] if row[name] is not None else row[f"{name}_least"] for name in ("usd", "usd_spot"))
     return not _may_run(row), usd is None, row["step_s"] is None, usd or spot or row["usd_per_h"] or inf
 

@@ -29,6 +29,7 @@ from analysis.readers.operator_work import (
     work_of,
 )
 from analysis.readers.trace_model import CallTree, TracedModel, recognized_model
+from workload.contract.spans import length
 from workload.contract.spec import TF32_CAPABILITY
 from workload.contract.text import counted, percent
 from workload.contract.text import seconds as duration
@@ -443,7 +444,7 @@ def _by_own_time(threads: Mapping[Thread, CallTree], steps: Steps, totals: _Tota
                 row = _without_owner(totals, operator.call.name)
                 row.calls += 1
             row.seconds += seconds
-    return _union_s(spans)
+    return length(spans) / US_PER_S
 
 
 def _without_owner(totals: _Totals, name: str) -> OperatorRow:
@@ -480,7 +481,7 @@ def _by_kernels(trace: Trace, threads: Mapping[Thread, CallTree], steps: Steps, 
         totals.list_by_name(event.name, seconds)
         row = _row_of_kernel(event, where, calls, totals, step)
         row.seconds += seconds
-    return _union_s(spans)
+    return length(spans) / US_PER_S
 
 
 def _launch(
@@ -539,13 +540,3 @@ def _row_of_kernel(
     if is_tf32 and isinstance(work, CallWork) and work.precision == "fp32":
         totals.tf32_flop[key] = work.flop
     return calls[key]
-
-
-def _union_s(spans: list[tuple[float, float]]) -> float:
-    """Seconds covered by at least one of these spans, given in microseconds."""
-    total = 0.0
-    covered = float("-inf")
-    for began, ended in sorted(spans):
-        total += max(0.0, ended - max(began, covered))
-        covered = max(covered, ended)
-    return total / US_PER_S

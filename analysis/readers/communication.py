@@ -1,4 +1,4 @@
-"""Collectives of a rank in a trace of torch.profiler: how long they ran beside computation, and how long exposed. Pure.
+"""Reads the collectives of a rank from a trace of torch.profiler: how long each ran, alone and beside computation.
 
 On a GPU, communication is exposed while no other kernel runs, as in Holistic Trace Analysis
 (https://github.com/facebookresearch/HolisticTraceAnalysis, `comm_comp_overlap`); copies are no computation. On a CPU
@@ -8,7 +8,7 @@ Other gaps are the host's own work.
 
 import math
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -17,6 +17,7 @@ from typing import NamedTuple
 from analysis.readers.kineto import US_PER_S, OnDevice, Trace, Window, step_number
 from analysis.readers.operator_work import BITS
 from workload.contract.ranks import Collective, KindStep, RankStep
+from workload.contract.spans import Span, common, length, union
 
 COMMUNICATION = re.compile(r"nccl|rccl|c10d::|gloo:|mpi:|^record_param_comms$|symm_mem::", re.IGNORECASE)
 # Parts of the names of kernels and spans, without underscores; the first that is found counts.
@@ -27,14 +28,12 @@ _KINDS = {
 # The thread that records the end of a collective may be late, if it has to wait for a CPU: by at most this share of the
 # host's wait, so that the end of another collective is rarely taken for it.
 MOST_LATE = 0.5
-# Beginning and end in microseconds of the trace's clock.
-Span = tuple[float, float]
 
 
 class _Call(NamedTuple):
     """A part of a collective. `kind`: None if its name tells none; `moment`: when the host began it, in its step.
 
-    `number`: 1 for the main part, and 0 for others.
+    `number`: 1 for the main part, and 0 for others. `span`: in microseconds of the trace's clock.
     """
 
     kind: Collective | None
@@ -168,29 +167,12 @@ def _waits(trace: Trace, calls: Sequence[_Call]) -> list[Span]:
 
 def _times_s(calls: Sequence[_Call], idle: Sequence[Span]) -> tuple[float, float]:
     """Seconds in which a collective was under way, and the part of them in the times `idle`, which are disjoint."""
-    spans = _merged(call.span for call in calls)
-    exposed = 0.0
-    for began, ended in spans:
-        index = max(0, bisect_left(idle, (began,)) - 1)
-        while index < len(idle) and idle[index][0] < ended:
-            exposed += max(0.0, min(ended, idle[index][1]) - max(began, idle[index][0]))
-            index += 1
-    return sum(ended - began for began, ended in spans) / US_PER_S, exposed / US_PER_S
+    spans = [call.span for call in calls]
+    return length(spans) / US_PER_S, common(spans, idle) / US_PER_S
 
 
 def _gaps(spans: Iterable[Span]) -> list[Span]:
     """Times that none of these spans covers, in order."""
-    merged = _merged(spans)
+    merged = union(spans)
     ends = zip([-math.inf, *(ended for _, ended in merged)], [*(began for began, _ in merged), math.inf], strict=True)
     return list(ends)
-
-
-def _merged(spans: Iterable[Span]) -> list[Span]:
-    """Disjoint spans in order that cover the same times."""
-    found: list[Span] = []
-    for began, ended in sorted(spans):
-        if found and began <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], ended)
-        else:
-            found.append((began, ended))
-    return found

@@ -345,9 +345,9 @@ def _energy(row: Mapping[str, Any], measured: pd.DataFrame) -> Iterator[str]:
 
 
 def _devices(row: Mapping[str, Any], evidence: ReportEvidence) -> str:
-    """Words on the runs of this model and environment on the most machines, and on the most devices of one machine.
+    """Sentences on how the model of a row scales: speed-up and its cost, throughput, and what limits it.
 
-    Throughput, speed-up and its cost, what limits scaling. Empty without such runs.
+    One for its runs on most machines, and one for most devices of one machine; empty without such runs.
     """
     same = [found for found in evidence.scaling if (found["env"], found["task"]) == (row["env"], row["task"])]
     sentences = []

@@ -284,7 +284,7 @@ def require_profile(spec: RunSpec, capability: Callable[[], object] | None = Non
 
 
 def require_one_machine(spec: RunSpec, command: str) -> None:
-    """Raise `UsageError` for a run on several machines, which `launch <command>` cannot start."""
+    """Raise `UsageError` if the run needs several machines. `command`: the word after `launch`, for the message."""
     if spec.machines > 1:
         raise UsageError(
             f"a run of launch {command} has one machine; got --machines {spec.machines}",

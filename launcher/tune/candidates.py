@@ -247,7 +247,7 @@ def _of_step(row: Row, run: Record, folder: Path) -> list[str]:
 
 
 def _threads(run: Record) -> list[str]:
-    """Numbers of threads to try: one for each CPU, one for each core, and one fewer than now or than CPUs."""
+    """Numbers of threads to try: that of the CPUs, that of the cores, and one less than the CPUs or than now."""
     host, now = run.environment.host, int(run.environment.device.threads or 0)
     cpus, cores = ((host and host.cpus_allowed) or now), ((host and host.physical_cores) or now)
     values = dict.fromkeys(int(value) for value in (cpus, min(cores, cpus), min(now, cpus) - 1))

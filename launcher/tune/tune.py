@@ -155,10 +155,11 @@ class Tuning:
             planned = max(self._planned(len(left) + 1), 2 if base else 1)
             trial = known or self._new(candidate, base, planned=planned)
             # The final trial takes time too.
-            least_s, final_s = self._least_s(trial), self._least_s(error=max(self.evidence.wealth, trial.error))
-            left_s = self._left_s() - (final_s if base else 0.0)
+            least_s = self._least_s(trial.error, done=len(trial.bundles))
+            final_s = self._least_s(max(self.evidence.wealth, trial.error)) if base else 0.0
+            left_s = self._left_s() - final_s
             if left_s < least_s:
-                self.why_ended = self._too_short(least_s, final_s if base else 0.0)
+                self.why_ended = self._too_short(least_s, final_s)
                 continue
             share_s = left_s if planned == 1 or often[candidate.text] else max(MOST_OF_TIME * left_s, least_s)
             fought = self._fight(trial, base, with_candidate(base, candidate), share_s)
@@ -183,7 +184,7 @@ class Tuning:
         return candidate.bound(self.base.run, self.base.steps)
 
     def _begun(self, candidate: Candidate, base: Sequence[Candidate]) -> Trial | None:
-        """Undecided trial of an earlier session whose duel can go on."""
+        """Undecided trial of this change on this base, whose duel can go on."""
         texts = tuple(each.text for each in base)
         return next(
             (each for each in self.evidence.trials if (each.change, each.base) == (candidate.text, texts)), None
@@ -218,16 +219,15 @@ class Tuning:
     def _left_s(self) -> float:
         return self.max_time_s - self.spent_s - (self.now() - self._began_s)
 
-    def _least_s(self, trial: Trial | None = None, *, error: float = 0.0) -> float:
-        """Estimated seconds of the fewest runs that decide a trial, or one with this chance of an error."""
-        runs = least_quadruples(2 * (trial.error if trial else error)) * SEGMENTS - (len(trial.bundles) if trial else 0)
-        return max(runs, SEGMENTS) * self.duels.run_s
+    def _least_s(self, error: float, *, done: int = 0) -> float:
+        """Estimated seconds of the fewest runs that decide a trial with this chance of an error, after `done` runs."""
+        return max(least_quadruples(2 * error) * SEGMENTS - done, SEGMENTS) * self.duels.run_s
 
     def _planned(self, wished: int) -> int:
         """Number of trials that there is time for, at most `wished`: the fewer they are, the fewer runs each needs."""
         # An open trial goes on with the level that it has, even if nothing is left for others.
         wealth, left_s = max(self.evidence.wealth, LEAST_WEALTH), self._left_s()
-        return max((n for n in range(1, wished + 1) if n * self._least_s(error=wealth / n) <= left_s), default=1)
+        return max((n for n in range(1, wished + 1) if n * self._least_s(wealth / n) <= left_s), default=1)
 
     def _too_short(self, least_s: float, final_s: float = 0.0) -> str:
         left = duration(max(0.0, self._left_s()))
@@ -253,7 +253,7 @@ class Tuning:
         if known and known.decision is not Decision.OPEN:
             return row_of(known)
         trial = known or self._new(together, (), planned=1, is_final=True)
-        if self._left_s() < (least_s := self._least_s(trial)):
+        if self._left_s() < (least_s := self._least_s(trial.error, done=len(trial.bundles))):
             self.why_ended = self._too_short(least_s)
             return Row(text=ALL, why_not=self.why_ended, is_open=True)
         return row_of(self._fight(trial, (), self.base.candidates, self._left_s()).trial)

@@ -62,10 +62,10 @@ class Collective(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class LinkRate:
-    """Rate of a `kind` of collective between the ranks without other work: `bytes` of a tensor over the time.
+    """How fast the ranks exchange a tensor of `bytes` by one `kind` of collective while nothing else runs.
 
-    `bytes_per_s`: median; `p5`, `p95`: percentiles of the `samples`. `ranks`: the two ranks of the slowest link, which
-    has this rate; None for a collective of all ranks.
+    `bytes_per_s`: `bytes` over the time of the collective, median; `p5`, `p95`: percentiles of the `samples`. `ranks`:
+    the two ranks of the slowest link, which has this rate; None for a collective of all ranks.
     """
 
     kind: Text = None
@@ -278,7 +278,7 @@ def _by_kind(ranks: Sequence[Sequence[RankStep]]) -> dict[str, KindRecord] | Non
 
 
 def _steps_of(folder: Path, place: Path) -> dict[int, RankStep]:
-    """Measured steps of a rank by number, without a step that was cut off by a kill.
+    """Measured steps of a rank by their numbers. A step whose rows are incomplete, after a kill, is left out.
 
     Their `exposed_s` is None if none of them has a collective: the ranks then wait in a way that is not seen.
     """

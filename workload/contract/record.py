@@ -368,7 +368,9 @@ class MeasuredRate:
 
 @dataclass(frozen=True, kw_only=True)
 class CeilingsRecord:
-    """Rates that the machine reached: FLOP by precision, bytes by kind of copy; the reason for each missing rate.
+    """Highest rates that this machine reached in measurements: of FLOP by precision, of bytes by kind of copy.
+
+    `unavailable`: why a rate is missing.
 
     `links`: rates between the ranks of several devices, measured in each run.
     """

@@ -19,6 +19,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from workload.contract.ranks import ALL_KINDS, COLLECTIVE_COLUMNS, COLLECTIVES_FILE, Collective
+from workload.contract.spans import common, union
 from workload.contract.spec import Device
 
 MS_PER_S = 1000
@@ -330,11 +331,11 @@ class Collectives:
         def write_row(name: str, kinds: Iterable[Collective], count: Sequence[int]) -> None:
             waited_s = sum(waits_s[kind] for kind in kinds)
             spans = [span for kind in kinds for span in under_way[kind]]
-            hidden_s, exposed_s = max(0.0, common_s(spans, parts) - waited_s), waited_s
+            hidden_s, exposed_s = max(0.0, common(spans, parts) - waited_s), waited_s
             if Collective.ALL_REDUCE in kinds:
                 hidden_s, exposed_s = hidden_s + bucket_hidden_s, exposed_s + bucket_exposed_s
                 spans += averages
-            times = (f"{value:.7f}" for value in (common_s(spans, parts), hidden_s, exposed_s))
+            times = (f"{value:.7f}" for value in (common(spans, parts), hidden_s, exposed_s))
             self._writer.writerow([number, name, *count, *times])
 
         kinds = sorted({*marks.counts, *under_way, *waits_s})
@@ -359,19 +360,3 @@ def split(spans: Sequence[tuple[float, float]], *, backward_end_s: float) -> tup
         hidden_s += max(0.0, min(ended, computed_s) - max(began, reached_s))
         reached_s = max(reached_s, ended)
     return hidden_s, max(0.0, backward_end_s - computed_s)
-
-
-def union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Disjoint intervals, in order, that cover the same times as `spans`."""
-    found: list[tuple[float, float]] = []
-    for began, ended in sorted(spans):
-        if found and began <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], ended)
-        else:
-            found.append((began, ended))
-    return found
-
-
-def common_s(spans: Iterable[tuple[float, float]], parts: Sequence[tuple[float, float]]) -> float:
-    """Seconds that are both in one of `spans` and in one of `parts`, which are disjoint."""
-    return sum(max(0.0, min(end, high) - max(began, low)) for began, end in union(spans) for low, high in parts)

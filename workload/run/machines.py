@@ -1,4 +1,4 @@
-"""Ranks on several machines: Slurm's `srun` starts them, and each keeps a connection to the process that started it.
+"""Starts ranks on several machines by Slurm's `srun`. Each rank stays connected to the process that started it.
 
 The starting process runs on the first machine. A rank tells it its host and its version of torch, and waits until all
 ranks have come. Later it sends its error, if it has one. A rank whose connection breaks has ended, or its machine or
@@ -44,8 +44,8 @@ KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2}
 UNCONNECTED, FIREWALL = "unconnected-{}", "a firewall may close the ports between the nodes"
 ROUND_TRIPS, ANSWER_LIMIT_S = 10, 1.0
 MOST_BYTES = 1 << 16
-# Python's text of an error in a rank may be long; a stranger's first line may not.
-MOST_OF_A_STRANGER = 1 << 12
+# Python's text of an error in a rank may be long; the first line of a connection may not.
+MOST_UNIDENTIFIED = 1 << 12
 
 
 def kept_alive(connection: socket.socket) -> socket.socket:
@@ -129,7 +129,7 @@ class _Rank:
             received = self.connection.recv(MOST_BYTES)
         except OSError:
             received = b""
-        self.is_open = bool(received) and (self.number >= 0 or len(self._rest) < MOST_OF_A_STRANGER)
+        self.is_open = bool(received) and (self.number >= 0 or len(self._rest) < MOST_UNIDENTIFIED)
         *lines, self._rest = (self._rest + received).split(b"\n")
         yield from (line.decode(errors="replace") for line in lines)
 
@@ -143,7 +143,7 @@ class _Rank:
             self.connection.shutdown(socket.SHUT_WR)
 
 
-class Roll:
+class Connections:
     """List of the ranks that have come, and of what became of them. `failures`: in the order in which they were heard.
 
     The order is that of this machine's clock: times of different machines are not compared.
@@ -155,19 +155,19 @@ class Roll:
         self._password = secrets.token_hex(16)
         self._listening = listening_at(address)
         self._ranks: dict[int, _Rank] = {}
-        self._strangers: list[_Rank] = []
+        self._unidentified: list[_Rank] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each in (*self._strangers, *self._ranks.values()):
+        for each in (*self._unidentified, *self._ranks.values()):
             each.connection.close()
         self._listening.close()
 
     @property
     def starter(self) -> str:
-        """Value of the variable `STARTER` for the ranks."""
+        """Address, port and password by which ranks connect to this process, in the environment variable `STARTER`."""
         return f"{self._address} {self._listening.getsockname()[1]} {self._password}"
 
     @property
@@ -223,9 +223,9 @@ class Roll:
         """Tell all ranks to end."""
         for rank in self._ranks.values():
             rank.end()
-        for stranger in self._strangers:
-            stranger.connection.close()
-        self._strangers = []
+        for each in self._unidentified:
+            each.connection.close()
+        self._unidentified = []
 
     def _drain(self, within_s: float) -> None:
         until_s = time.monotonic() + within_s
@@ -239,22 +239,22 @@ class Roll:
 
     def listen(self, within_s: float) -> None:
         """Hear what ranks have sent, or wait for it at most this long."""
-        known = {each.connection: each for each in (*self._strangers, *self._ranks.values()) if each.is_open}
+        known = {each.connection: each for each in (*self._unidentified, *self._ranks.values()) if each.is_open}
         for ready in select.select([self._listening, *known], [], [], within_s)[0]:
             if ready is self._listening:
                 with suppress(OSError):
-                    self._strangers.append(_Rank(self._listening.accept()[0]))
+                    self._unidentified.append(_Rank(self._listening.accept()[0]))
             else:
-                self._hear(known[ready])
+                self._receive(known[ready])
 
-    def _hear(self, rank: _Rank) -> None:
+    def _receive(self, rank: _Rank) -> None:
         for line in rank.lines():
             self._follow(rank, *line.partition(" ")[::2])
         if rank.is_open:
             return
         if rank.number < 0:
             rank.connection.close()
-            self._strangers.remove(rank)
+            self._unidentified.remove(rank)
         elif not rank.is_over:
             self._fail(rank, None)
 
@@ -264,7 +264,7 @@ class Roll:
 
     def _follow(self, rank: _Rank, word: str, rest: str) -> None:
         if rank.number < 0:
-            self._admit(rank, word, rest)
+            self._identify(rank, word, rest)
         elif word == "time":
             rank.clock_s = float(rest)
         elif word == "error":
@@ -276,14 +276,14 @@ class Roll:
                 each.clocks[1:] = [self._compared(each)]
             rank.send(f"hosts {json.dumps([self._row(each) for _, each in sorted(self._ranks.items())])}")
 
-    def _admit(self, rank: _Rank, password: str, rest: str) -> None:
-        """Take a stranger who knows the password for the rank that it says it is; anybody on the network may call."""
+    def _identify(self, rank: _Rank, password: str, rest: str) -> None:
+        """Accept a connection as that of a rank if it sends the password: anybody on the network may connect."""
         if not secrets.compare_digest(password.encode(), self._password.encode()):
             rank.is_open = False
             return
         number, host, torch = json.loads(rest)
         rank.number, rank.host, rank.torch = number, host, torch
-        self._strangers.remove(rank)
+        self._unidentified.remove(rank)
         self._ranks[number] = rank
 
     def _compared(self, rank: _Rank) -> tuple[float, float]:
@@ -295,7 +295,7 @@ class Roll:
             rank.clock_s, sent_s, began_s = None, time.time(), time.perf_counter()
             rank.send("clock")
             while rank.clock_s is None and rank.is_open and select.select([rank.connection], [], [], ANSWER_LIMIT_S)[0]:
-                self._hear(rank)
+                self._receive(rank)
             passed_s = time.perf_counter() - began_s
             if rank.clock_s is not None and passed_s / 2 < error_s:
                 offset_s, error_s = rank.clock_s - sent_s - passed_s / 2, passed_s / 2
@@ -316,9 +316,9 @@ def run(
     `words`: Python's arguments for a rank; `variables`: its environment, in addition to this process's. Raises
     `RooflaunchError` if the ranks cannot begin, or if this process is interrupted.
     """
-    with Roll(address, nodes, devices) as roll:
+    with Connections(address, nodes, devices) as connections:
         command = [
-            *("srun", f"--nodes={len(nodes)}", f"--ntasks={roll.size}", f"--ntasks-per-node={devices}"),
+            *("srun", f"--nodes={len(nodes)}", f"--ntasks={connections.size}", f"--ntasks-per-node={devices}"),
             # The agent's own step has the job's resources. Ranks end by our word, so that they can write their steps.
             *("--overlap", "--kill-on-bad-exit=0", "--wait=0", "--distribution=block", "--export=ALL"),
             # All CPUs and GPUs of a node are there for its ranks, as with torchrun.
@@ -326,29 +326,29 @@ def run(
             *(sys.executable, "-P", *words),
         ]
         # Apart from the terminal, whose Ctrl-C is this process's to handle.
-        environment = {**os.environ, **variables, STARTER: roll.starter}
+        environment = {**os.environ, **variables, STARTER: connections.starter}
         srun = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
         try:
-            roll.gather(srun, notes)
-            roll.watch(srun)
+            connections.gather(srun, notes)
+            connections.watch(srun)
             # Slurm kills the ranks of an srun that was killed.
             if (code := srun.poll()) is not None and code < 0:
                 return code
         finally:
             with interruption_deferred():
-                roll.end()
-                _await(srun, roll)
-        return roll.cause() or srun.returncode
+                connections.end()
+                _await(srun, connections)
+        return connections.cause() or srun.returncode
 
 
-def _await(srun: "subprocess.Popen[bytes]", roll: Roll) -> None:
+def _await(srun: "subprocess.Popen[bytes]", connections: Connections) -> None:
     """Wait until srun has ended, while ranks report their ends; end srun by signals if it takes too long."""
     for number, limit_s in ((None, END_LIMIT_S), (signal.SIGTERM, KILL_LIMIT_S), (SIGKILL, KILL_LIMIT_S)):
         if number is not None:
             srun.send_signal(number)
         until_s = time.monotonic() + limit_s
         while srun.poll() is None and time.monotonic() < until_s:
-            roll.listen(LOOK_EVERY_S)
+            connections.listen(LOOK_EVERY_S)
         if srun.poll() is not None:
             return
 

@@ -430,8 +430,9 @@ class CollectiveHooks:
         size: Callable[..., int] | None = None,
         is_functional: bool = False,
     ) -> Callable[..., Any]:
-        """Function `original` that begins a collective of `kind`, and marks it; `size`: its bytes, from its arguments.
+        """Wrap the function `original`, which begins a collective of `kind`, so that beginning and end are marked.
 
+        `size`: computes the bytes of the collective from the arguments of the call.
         `is_functional`: the collective goes on until `wait_tensor` is called with its result.
         """
         size, is_message = size or largest_bytes, kind is Collective.POINT_TO_POINT

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from workload.contract.ranks import Collective
-from workload.measure.clock import Collectives, HostClock, KindSpan, Span, StepMarks, common_s, split
+from workload.contract.spans import common
+from workload.measure.clock import Collectives, HostClock, KindSpan, Span, StepMarks, split
 
 
 @pytest.mark.parametrize(
@@ -100,4 +101,4 @@ def test_a_collective_that_the_device_has_not_finished_has_no_time(tmp_path: Pat
 
 
 def test_common_seconds() -> None:
-    assert common_s([(0, 3), (2, 5), (7, 9)], [(1, 4), (8, 20)]) == 4
+    assert common([(0, 3), (2, 5), (7, 9)], [(1, 4), (8, 20)]) == 4

@@ -15,7 +15,7 @@ import pytest
 from workload.contract import ranks
 from workload.contract.errors import RooflaunchError
 from workload.run import machines
-from workload.run.machines import Node, Roll
+from workload.run.machines import Connections, Node
 
 pytestmark = pytest.mark.world
 NODES = [Node(name="n1", address="127.0.0.1"), Node(name="n2", address="127.0.0.1")]
@@ -25,9 +25,9 @@ class FakeRank:
     """The far end of a rank's connection; its clock is ahead by `ahead_s`."""
 
     def __init__(
-        self, roll: Roll, number: int, *, torch: str = "2.9.0", ahead_s: float = 0.0, password: str = ""
+        self, connections: Connections, number: int, *, torch: str = "2.9.0", ahead_s: float = 0.0, password: str = ""
     ) -> None:
-        address, port, given = roll.starter.split()
+        address, port, given = connections.starter.split()
         self.connection = socket.create_connection((address, int(port)))
         self.ahead_s = ahead_s
         self.heard: list[str] = []
@@ -54,9 +54,9 @@ def srun(code: int | None = None) -> Any:
 
 
 @pytest.fixture
-def roll() -> Iterator[Roll]:
-    with Roll("127.0.0.1", NODES, 1) as roll:
-        yield roll
+def connections() -> Iterator[Connections]:
+    with Connections("127.0.0.1", NODES, 1) as connections:
+        yield connections
 
 
 def refused(call: Callable[[], object]) -> str:
@@ -65,12 +65,12 @@ def refused(call: Callable[[], object]) -> str:
     return str(raised.value)
 
 
-def hosts_of(asking: FakeRank, roll: Roll, folder: Path) -> ranks.Ranks:
+def hosts_of(asking: FakeRank, connections: Connections, folder: Path) -> ranks.Ranks:
     """Let the rank ask for hosts and clocks; read them as a bundle's reader does."""
     asking.send("hosts")
     until_s = time.monotonic() + 5
     while not any(line.startswith("hosts ") for line in asking.heard) and time.monotonic() < until_s:
-        roll.listen(0.05)
+        connections.listen(0.05)
     rows = json.loads(asking.heard[-1].removeprefix("hosts "))
     for rank in "01":
         (folder / "ranks" / rank).mkdir(parents=True)
@@ -82,11 +82,13 @@ def hosts_of(asking: FakeRank, roll: Roll, folder: Path) -> ranks.Ranks:
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, 7200.0, -5.0])
-def test_clocks_of_machines_are_compared_at_start_and_end(ahead_s: float, roll: Roll, tmp_path: Path) -> None:
-    first, second = FakeRank(roll, 0), FakeRank(roll, 1, ahead_s=ahead_s)
-    roll.gather(srun(), tmp_path)
+def test_clocks_of_machines_are_compared_at_start_and_end(
+    ahead_s: float, connections: Connections, tmp_path: Path
+) -> None:
+    first, second = FakeRank(connections, 0), FakeRank(connections, 1, ahead_s=ahead_s)
+    connections.gather(srun(), tmp_path)
     second.ahead_s += 3
-    found = hosts_of(first, roll, tmp_path)
+    found = hosts_of(first, connections, tmp_path)
     assert found.hosts == ["n1", "n2"]
     assert found.clock_start_s
     assert found.clock_end_s
@@ -103,57 +105,59 @@ def test_clocks_of_machines_are_compared_at_start_and_end(ahead_s: float, roll: 
     assert note.startswith(f"the clock of {ahead} is {max(ends):,.1f} s ahead of that of {behind}: ")
 
 
-def test_clock_of_a_rank_that_has_ended_is_unknown(roll: Roll, tmp_path: Path) -> None:
-    first, second = FakeRank(roll, 0), FakeRank(roll, 1)
-    roll.gather(srun(), tmp_path)
+def test_clock_of_a_rank_that_has_ended_is_unknown(connections: Connections, tmp_path: Path) -> None:
+    first, second = FakeRank(connections, 0), FakeRank(connections, 1)
+    connections.gather(srun(), tmp_path)
     second.send("done")
     second.connection.shutdown(socket.SHUT_RDWR)
-    found = hosts_of(first, roll, tmp_path)
+    found = hosts_of(first, connections, tmp_path)
     assert (found.hosts, found.clock_end_s, ranks.clock_notes(found)) == (["n1", "n2"], None, [])
-    assert roll.failures == []
+    assert connections.failures == []
 
 
-def test_all_ranks_go_on_together(roll: Roll, tmp_path: Path) -> None:
-    first = FakeRank(roll, 0)
+def test_all_ranks_go_on_together(connections: Connections, tmp_path: Path) -> None:
+    first = FakeRank(connections, 0)
     until_s = time.monotonic() + 0.3
     while time.monotonic() < until_s:
-        roll.listen(0.05)
+        connections.listen(0.05)
     assert first.heard == []
-    second = FakeRank(roll, 1)
-    roll.gather(srun(), tmp_path)
-    roll.end()
+    second = FakeRank(connections, 1)
+    connections.gather(srun(), tmp_path)
+    connections.end()
     for rank in (first, second):
         rank.thread.join(5)
         assert rank.heard[-1] == "go", "then the connection is closed"
 
 
-def test_ranks_that_do_not_come_are_named(roll: Roll, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_do_not_come_are_named(
+    connections: Connections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(machines, "JOIN_LIMIT_S", 0.3)
-    FakeRank(roll, 0)
-    place = ":".join(roll.starter.split()[:2])
+    FakeRank(connections, 0)
+    place = ":".join(connections.starter.split()[:2])
     message = f"not every rank of n2 has connected to n1 at {place} within 0.3 s; the ranks of n1 waited"
-    assert refused(lambda: roll.gather(srun(), tmp_path)) == message
-    assert "before srun ended with exit code 1" in refused(lambda: roll.gather(srun(1), tmp_path))
+    assert refused(lambda: connections.gather(srun(), tmp_path)) == message
+    assert "before srun ended with exit code 1" in refused(lambda: connections.gather(srun(1), tmp_path))
     (tmp_path / "unconnected-1").write_text("rank 1 on n2 cannot reach n1")
-    assert refused(lambda: roll.gather(srun(), tmp_path)) == "rank 1 on n2 cannot reach n1"
+    assert refused(lambda: connections.gather(srun(), tmp_path)) == "rank 1 on n2 cannot reach n1"
 
 
-def test_different_versions_of_torch_are_refused(roll: Roll, tmp_path: Path) -> None:
-    FakeRank(roll, 0), FakeRank(roll, 1, torch="2.10.0")
+def test_different_versions_of_torch_are_refused(connections: Connections, tmp_path: Path) -> None:
+    FakeRank(connections, 0), FakeRank(connections, 1, torch="2.10.0")
     message = "the machines have different versions of torch: 2.9.0 on n1; 2.10.0 on n2"
-    assert refused(lambda: roll.gather(srun(), tmp_path)) == message
+    assert refused(lambda: connections.gather(srun(), tmp_path)) == message
 
 
-def test_stranger_without_the_password_is_no_rank(roll: Roll, tmp_path: Path) -> None:
-    stranger = FakeRank(roll, 1, password="guessed")
-    address, port, _ = roll.starter.split()
+def test_unknown_without_the_password_is_no_rank(connections: Connections, tmp_path: Path) -> None:
+    unknown = FakeRank(connections, 1, password="guessed")
+    address, port, _ = connections.starter.split()
     flood = socket.create_connection((address, int(port)))
     flood.sendall(b"x" * 100_000)
-    assert refused(lambda: roll.gather(srun(0), tmp_path)).startswith("not every rank of n1, n2 has connected")
+    assert refused(lambda: connections.gather(srun(0), tmp_path)).startswith("not every rank of n1, n2 has connected")
     until_s = time.monotonic() + 5
-    while stranger.thread.is_alive() and time.monotonic() < until_s:
-        roll.listen(0.05)
-    assert not stranger.thread.is_alive(), "its connection is closed"
+    while unknown.thread.is_alive() and time.monotonic() < until_s:
+        connections.listen(0.05)
+    assert not unknown.thread.is_alive(), "its connection is closed"
 
 
 # What ranks 0 and 1 do, in this order: end without a word, lose another rank, or fail themselves.
@@ -169,10 +173,10 @@ FAILURES = [
 
 @pytest.mark.parametrize(("ends", "cause"), FAILURES)
 def test_the_first_failure_is_the_cause(
-    ends: list[tuple[int, str]], cause: tuple[int, str | None] | None, roll: Roll, tmp_path: Path
+    ends: list[tuple[int, str]], cause: tuple[int, str | None] | None, connections: Connections, tmp_path: Path
 ) -> None:
-    ranks_there = [FakeRank(roll, 0), FakeRank(roll, 1)]
-    roll.gather(srun(), tmp_path)
+    ranks_there = [FakeRank(connections, 0), FakeRank(connections, 1)]
+    connections.gather(srun(), tmp_path)
     for number, end in ends:
         rank = ranks_there[number]
         if end == "done":
@@ -181,8 +185,8 @@ def test_the_first_failure_is_the_cause(
             rank.fail(end)
         rank.connection.shutdown(socket.SHUT_RDWR)
         for _ in range(3):
-            roll.listen(0.05)
-    found = roll.cause()
+            connections.listen(0.05)
+    found = connections.cause()
     assert (found and (found.rank, found.note and found.note["kind"])) == cause
     assert found is None or found.host == f"n{found.rank + 1}"
 
@@ -213,10 +217,10 @@ def test_own_address_is_that_on_the_way_to_another_node() -> None:
     assert message.startswith("no way to n9 at n9.invalid: ")
 
 
-def test_srun_that_does_not_end_is_killed(roll: Roll, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_srun_that_does_not_end_is_killed(connections: Connections, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machines, "END_LIMIT_S", 0.1)
     monkeypatch.setattr(machines, "KILL_LIMIT_S", 0.3)
     deaf = subprocess.Popen(["sh", "-c", "trap '' TERM; while :; do sleep 0.05; done"])
     time.sleep(0.1)
-    machines._await(deaf, roll)
+    machines._await(deaf, connections)
     assert deaf.poll() == -9
