@@ -56,6 +56,9 @@ def _parts(change: Change, run: Record, from_roof: float) -> list[float | None]:
         # The ceiling was measured with the script's own number of threads, so it bounds no other number.
         is_bound = from_roof < 1 or change.row.name != "torch.set_num_threads"
         beyond = _beyond_the_roof(change, run) if is_bound else None
+        if beyond is None and from_roof < 1:
+            # Without FLOP or a ceiling the roof is unknown: what to expect is a part of the whole step.
+            beyond = 1 - (timing.data_wait_fraction or 0.0)
         part = from_roof if from_roof == 1 or change.row.name != "torch.set_num_threads" else _likely_part(run)
         parts.append(None if beyond is None else part * beyond)
     return parts

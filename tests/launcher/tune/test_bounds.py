@@ -54,6 +54,11 @@ def test_of_the_time_beyond_the_roof_a_part_is_likely_to_go(change: str, threads
     assert bound_of(changes_of(change), run, rows(run), LIKELY_FROM_ROOF) == pytest.approx(share / (1 - share))
 
 
+def test_change_of_an_unknown_roof_is_expected_to_bring_a_part_of_the_whole_step() -> None:
+    share = 0.2 * 0.6
+    assert bound_of(changes_of("channels_last"), GPU, rows(GPU), LIKELY_FROM_ROOF) == pytest.approx(share / (1 - share))
+
+
 def test_optimizer_whose_time_is_unknown_has_no_bound() -> None:
     unknown = [{**row, "optimizer_s": ""} for row in rows(RUN)]
 
