@@ -336,7 +336,7 @@ def competed(case: Case) -> float | None:
         return None
     waited = case.record.timing.cpus_waited
     if waited is not None:
-        is_taken = used < COMPETED_SHARE * threads and verdict.is_starved(used, waited)
+        is_taken = used < COMPETED_SHARE * threads and verdict.is_starved(case.record)
         return min(1.0, float(waited / threads)) if is_taken else None
     if waits > MOST_WAITS:
         return None

@@ -31,9 +31,8 @@ import numpy as np
 from analysis.statistics.samples import Floats
 from benchmarks.duel import conditions, logs_of
 from benchmarks.resumable import Results
-from launcher.duel.contest import Limits, Measured, OutOfTimeError, Work, fight
+from launcher.duel.contest import Limits, Measured, OutOfTimeError, Pair, Work, fight
 from launcher.duel.referee import Losses
-from launcher.duel.sides import Pair
 from launcher.tune.candidates import Candidate
 from launcher.tune.evidence import Decision, Evidence, Trial, decide, rule_of
 from launcher.tune.tune import ALL, Base, Fought, Tuning

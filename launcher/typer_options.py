@@ -136,6 +136,19 @@ def instance_of(kind: type[T], arguments: dict[str, Any]) -> T:
     return kind(**values)
 
 
+def instances_from(kinds: Sequence[type], words: Sequence[str]) -> list[Any]:
+    """Instances of dataclasses whose options are in the words of a command line. Raises `TyperException`."""
+
+    def command(**_: Any) -> None:
+        """Do nothing: the command exists for its options."""
+
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command()(signed(command, [parameter for kind in kinds for parameter in parameters_of(kind)]))
+    with typer.main.get_command(app).make_context("", [*words]) as context:
+        arguments = dict(context.params)
+    return [instance_of(kind, arguments) for kind in kinds]
+
+
 def _choice_parameter(item: Any, hint: Any, *, group: Group, required: bool) -> inspect.Parameter:
     shown: Mapping[str, Any] = {"rich_help_panel": group, **item.metadata["shown"]}
     flag = flag_of(item)

@@ -12,6 +12,8 @@ from typing import Any
 
 from workload.contract.errors import UsageError
 
+# Commands whose runs start on this machine.
+HERE_COMMANDS = ("local", "duel", "tune")
 # Flavour of the image for runs without a GPU.
 CPU_FLAVOUR = "cpu"
 

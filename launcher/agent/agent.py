@@ -18,6 +18,7 @@ from typing import Any
 
 from launcher.agent.home import Home, HostFacts, WorkEnd, iso
 from launcher.agent.lease import CostShares, Delivery, HeartbeatWriter, Stop, Why
+from launcher.duel.referee import Losses
 from launcher.machine import local
 from launcher.machine.containers import DRIVER_PARAMETERS, ContainerLimits
 from launcher.machine.runtime import Workplace, choose
@@ -26,6 +27,9 @@ from launcher.machine.watcher import Printed, Trainer, Watcher
 from launcher.protocol import records
 from launcher.protocol.records import LaunchPhase, Request, Result, Task, epoch_s
 from launcher.script import files as script_files
+from launcher.tune import report, session
+from launcher.tune.evidence import FILE
+from launcher.tune.tune import Row
 from launcher.values import Runtime
 from workload.contract import bundle
 from workload.contract.errors import (
@@ -163,7 +167,55 @@ class Agent:
             self.delivery.deliver_all(BROKEN_OFF)
         else:
             self.home.note_begun()
-        return self._work_through(self.request.work, uploads)
+        return self._tune() if self.request.tuning else self._work_through(self.request.work, uploads)
+
+    def _tune(self) -> WorkEnd:
+        """Tune the script. Each bundle is uploaded as its run ends, and what is proved after each decision."""
+        asked, workplace, outside = self.request.tuning, self._workplace(), self._outside()
+        base, rows = RunSpec.from_json(self.request.spec), list[Row]()
+
+        def plan_of(words: Sequence[str], change: str | None, ceilings: bool) -> local.LocalPlan:
+            spec = replace(base, script=tuple(words), change=change, ceilings=ceilings)
+            return self._plan(spec, Context(keeps_losses=True), outside, workplace)
+
+        def on_run(folder: Path) -> None:
+            self.costs.charge(folder, self.now())
+            with suppress(RooflaunchError):  # `deliver` has printed the error; the bundle is tried again at the end
+                self.delivery.deliver(folder)
+
+        def show(row: Row) -> None:
+            rows.append(row)
+            print(report.line(row), flush=True)
+            self._send_tuning(rows)
+
+        tuned = session.tune(
+            session.Asked(
+                words=base.script,
+                folder=workplace.folder,
+                output=self.home.output,
+                plan_of=plan_of,
+                margin=asked["margin"],
+                max_time_s=min(asked["max_time_s"], self._deadline_s() - self.now()),
+                losses=Losses(asked["losses"]),
+                tries=tuple(asked["tries"]),
+                watcher=self._watcher(0, 0),
+                on_run=on_run,
+            ),
+            tell=self._hear,
+            show=show,
+        )
+        self._send_tuning(tuned.rows, tuned)
+        self.heartbeats.enter(LaunchPhase.RUN_ENDED)
+        return WorkEnd.of_error(tuned.interrupted) if tuned.interrupted else WorkEnd(exit_code=ExitCode.DONE)
+
+    def _send_tuning(self, rows: Sequence[Row], tuned: report.Tuned | None = None) -> None:
+        """Write evidence, rows and, at the end, the patch of a tuning into the store."""
+        files = {records.TUNED: report.sent(rows, tuned), FILE: (self.home.output / FILE).read_bytes()}
+        if tuned and tuned.patch_file:
+            files[tuned.patch_file.name] = tuned.patch_file.read_bytes()
+        with suppress(RooflaunchError):  # the next decision, or the end of the tuning, writes them again
+            for name, content in files.items():
+                self.store.write(records.tuning_object(self.request.name, name), content)
 
     def _recorded_end(self) -> WorkEnd:
         with suppress(BundleError):  # raised for an unreadable result

@@ -1,10 +1,12 @@
 """Options of `launch tune`. Imports little, because `launch --help` loads this module."""
 
 import os
+import shlex
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -18,6 +20,9 @@ from workload.contract.invocation import Group, as_typed, examples
 from workload.contract.program import FormatOption, grouped
 from workload.contract.tables import TableFormat, as_json, plain
 from workload.contract.text import counted, printable, printable_lines, terminal_width
+
+if TYPE_CHECKING:
+    from launcher.tune.report import Tuned
 
 EXAMPLES = examples("launch tune --try batch-size=64,128 -- train.py", "launch tune --check tune/evidence.json")
 
@@ -41,6 +46,12 @@ class TuneOptions:
         default=None,
         metavar="PATH",
         rich_help_panel=Group.SCRIPT,
+    )
+    on: str | None = choice(
+        "tune on another machine: a backend with its options, such as 'ssh --host box'",
+        default=None,
+        metavar="'BACKEND ...'",
+        rich_help_panel=Group.PLACE,
     )
     check: Path | None = choice(  # noqa: RUF009 - a path is immutable
         "compute an evidence file again from its bundles",
@@ -78,26 +89,33 @@ def run_tune(
     if not words:
         raise UsageError("launch tune takes a script, after --", hint="launch tune -- train.py")
     from launcher.duel.referee import parse_losses
-    from launcher.duel.sides import Request
+    from launcher.duel.sides import Request, plan_of_script
     from launcher.script import local_script
     from launcher.script.options import HereOptions
     from launcher.tune import candidates, report, session
     from workload.contract.script_words import line_of
 
     candidates.asked(options.tries)
+    tuning: dict[str, Any] = {
+        "margin": values.parse_share(options.margin, "--margin", example="2%", least=0.001, most=0.5),
+        "max_time_s": values.parse_duration_s(options.max_time, "--max-time"),
+        "losses": parse_losses(options.losses),
+        "tries": options.tries,
+    }
+    if options.on is not None:
+        return _end(_tuned_there(options.on, words, typed, options.data, tuning, output), output_format)
     workplace = local_script.workplace_of(
         words, HereOptions(data=options.data), Path.cwd(), os.environ, line_of("launch", "tune")
     )
     workplace.require(words)
-    asked = session.Asked(
-        request=Request(shared=typed, words=tuple(words), commits=None, images=None, output=output, data=options.data),
-        workplace=workplace,
-        environment=os.environ,
-        margin=values.parse_share(options.margin, "--margin", example="2%", least=0.001, most=0.5),
-        max_time_s=values.parse_duration_s(options.max_time, "--max-time"),
-        losses=parse_losses(options.losses),
-        tries=options.tries,
-    )
+    local_script.require_module(words, workplace.folder)
+    request = Request(shared=typed, words=tuple(words), commits=None, images=None, output=output, data=options.data)
+
+    def plan_of(words: Sequence[str], change: str | None, ceilings: bool) -> Any:
+        side = replace(request, words=tuple(words))
+        return plan_of_script(side, workplace, os.environ, change=change, ceilings=ceilings)
+
+    asked = session.Asked(words=tuple(words), folder=workplace.folder, output=output, plan_of=plan_of, **tuning)
     is_table = output_format is TableFormat.TABLE
 
     def show(row: Any) -> None:
@@ -108,7 +126,45 @@ def run_tune(
             print(as_json(report.row_json(row)), flush=True)
 
     tuned = session.tune(asked, tell=lambda text: print(printable(text), file=sys.stderr, flush=True), show=show)
-    if is_table:
+    return _end(tuned, output_format, are_shown=True)
+
+
+def _tuned_there(
+    on: str, words: list[str], typed: dict[str, object], data: str | None, tuning: dict[str, Any], output: Path
+) -> "Tuned":
+    """Tune the script where `--on` says, and return the tuning."""
+    from launcher.backends import BACKENDS
+    from launcher.duel.sides import SEGMENT_S
+    from launcher.jobs import commands
+    from launcher.jobs.places import Place, options_of
+    from launcher.script.options import ThereOptions
+    from launcher.tune import report
+    from launcher.typer_options import instances_from
+    from workload.contract.program import plain_message
+    from workload.contract.script_words import script_name
+
+    backend, *rest = shlex.split(on) or [""]
+    if backend not in BACKENDS:
+        raise UsageError(f"--on takes a backend and its options; got '{on}'", hint="--on 'ssh --host box'")
+    module = options_of(backend)
+    try:
+        own, where, there = instances_from((module.Options, module.Where, ThereOptions), rest)
+    except typer.TyperException as error:
+        raise UsageError(f"--on: {plain_message(error, rest)}", hint=f"launch {backend} --help") from error
+    there = replace(there, data=data) if data else there
+    script = commands.Script(words=tuple(words), options=there, is_fresh=module.COMMAND.is_fresh)
+    place, defaults = Place(backend=backend, where=where), {"min_seconds": SEGMENT_S}
+    file = commands.tune(place, own, {**defaults, **typed}, script=script, tuning=tuning, output=output)
+    return report.received(file, script_name(words))
+
+
+def _end(tuned: "Tuned", output_format: TableFormat, *, are_shown: bool = False) -> int:
+    """Print a tuning and return its exit code. `are_shown`: `--format json` has printed its rows already."""
+    from launcher.tune import report
+
+    if output_format is TableFormat.JSON and not are_shown:
+        print("\n".join(as_json(report.row_json(row)) for row in tuned.rows))
+    if output_format is TableFormat.TABLE:
         print(printable_lines(as_typed(report.text(tuned, terminal_width(sys.stdout)))))
     elif output_format is TableFormat.JSON:
         print(as_json(report.end_json(tuned)))

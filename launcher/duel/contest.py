@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
+from typing import Literal
 
 from launcher import values
 from launcher.duel.decision import ERROR, LEAST_QUADRUPLES, MARGIN, SEGMENTS, DuelState, Segment, judge, order
-from launcher.duel.sides import Pair, Side
 from launcher.machine import local
-from launcher.machine.local import LocalOutcome
+from launcher.machine.local import LocalOutcome, LocalPlan
 from launcher.machine.watcher import Printed, Trainers, Watcher, repeated_every
 from workload.contract import bundle, verdict
 from workload.contract.bundle import Bundle
@@ -54,10 +54,46 @@ KNOWN_AFTER = 2
 # Form of the last line of a traceback.
 RAISED = re.compile(r"[\w.]+(Error|Exception|Interrupt|Warning)\b")
 ERRORS: dict[int, type[RooflaunchError]] = {
-    kind.exit_code: kind for kind in (OutOfDeviceMemoryError, UsageError, ToolError)
+    kind.exit_code: kind for kind in (OutOfDeviceMemoryError, UsageError, ToolError, InterruptedRunError)
 }
 
 Tell = Callable[[str], None]
+Variant = Literal["A", "B"]
+VARIANTS: tuple[Variant, Variant] = ("A", "B")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """Side of a duel; `label`: name for the user; `plan`: plan of one segment."""
+
+    variant: Variant
+    label: str
+    plan: LocalPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Sides of a duel. `are_equal`: A and B are the same program with the same options.
+
+    `compares_code`: the sides are commits. `warnings`: sentences on doubts. `facts`: further lines of the plan, each
+    with its label.
+    """
+
+    a: Side
+    b: Side
+    are_equal: bool
+    compares_code: bool = False
+    warnings: tuple[str, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def run_s(self) -> float:
+        """Seconds that a run measures, averaged over both sides."""
+        return fmean(side.plan.spec.min_seconds or 0.0 for side in (self.a, self.b))
+
+    def side(self, variant: str) -> Side:
+        """Side A or B."""
+        return self.a if variant == "A" else self.b
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,13 +388,20 @@ def as_segments(measured: Sequence[Measured], *, wall: bool = False) -> list[Seg
 
 
 def run_segment(
-    side: Side, *, name: str, position: int, left_s: float, tell: Tell, forks: Forks | None = None
+    side: Side,
+    *,
+    name: str,
+    position: int,
+    left_s: float,
+    tell: Tell,
+    forks: Forks | None = None,
+    also: Watcher | None = None,
 ) -> Measured:
     """Run a segment to its end. Its bundle records the duel and the position, even if the run broke off.
 
     After `left_s` seconds the run is ended, and `OutOfTimeError` is raised. Otherwise raises the error of a side that
-    failed, or `InterruptedRunError` if the user ended the run. `tell` gets lines while it runs. `forks`: starts our
-    trainer as a fork.
+    failed, or `InterruptedRunError` if the run was ended. `tell` gets lines while it runs. `forks`: starts our trainer
+    as a fork. `also`: gets the trainer and its bundle too.
     """
     block, place = divmod(position, SEGMENTS)
     if forks and place == 0:
@@ -367,6 +410,7 @@ def run_segment(
     run = f"run {position + 1}, of {side.variant}"
     printed, trainers = Printed(), Trainers()
     watcher = Watcher(on_message=printed.append, on_started=trainers.started, on_ended=trainers.ended)
+    watcher = watcher.with_other(also) if also else watcher
     with (
         handled_by(trainers.pass_on),
         trainers.ended_after(left_s, UNTIL_KILLED_S) as is_late,

@@ -7,10 +7,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from launcher.duel.contest import MOST_MARGIN, STEPS, Limits, Outcome, Work, singular
+from launcher.duel.contest import MOST_MARGIN, STEPS, VARIANTS, Limits, Outcome, Pair, Work, singular
 from launcher.duel.decision import LEAST_QUADRUPLES, MOST_EXPECTED, SEGMENTS, DuelState, DuelVerdict
 from launcher.duel.referee import Ruling
-from launcher.duel.sides import VARIANTS, Pair
 from workload.contract import bundle
 from workload.contract.bundle import RECORD
 from workload.contract.changes import Change, Effect, Likeness, LossComparison, changes_of, compare_losses

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from launcher.duel import LEFT_OUT, SEPARATOR
+from launcher.duel.contest import VARIANTS, Pair, Side
 from launcher.machine import local, runtime
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalPlan
@@ -230,8 +230,6 @@ def _git(root: Path, *words: str, index: Path | None = None, refused: UsageError
     return done.stdout.strip()
 
 
-Variant = Literal["A", "B"]
-VARIANTS: tuple[Variant, Variant] = ("A", "B")
 EXAMPLE = "launch duel -- --precision fp32 --- --precision bf16"
 SCRIPT_EXAMPLE = "launch duel -- train.py --lr 0.1 --- train.py --lr 0.2"
 # A plan names at most this many files that git ignores.
@@ -248,8 +246,8 @@ class Request:
     first losses of scripts; done anyway if a side has a change.
 
     `words`: everything after `--`: the words of A, `---`, and the words of B, where each side has run options, or a
-    script with its arguments, behind its own options `--change`. If commits or images are compared, `words` is one
-    script for both sides.
+    script with its arguments, behind its own `launcher.script.options.SIDE_OPTIONS`. If commits or images are compared,
+    `words` is one script for both sides.
     """
 
     shared: Mapping[str, object]
@@ -260,40 +258,6 @@ class Request:
     data: str | None = None
     gpu_index: int | None = None
     keeps_losses: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Side:
-    """Side of a duel; `label`: name for the user; `plan`: plan of one segment."""
-
-    variant: Variant
-    label: str
-    plan: LocalPlan
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """Sides of a duel. `are_equal`: A and B are the same program with the same options.
-
-    `compares_code`: the sides are commits. `warnings`: sentences on doubts. `facts`: further lines of the plan, each
-    with its label.
-    """
-
-    a: Side
-    b: Side
-    are_equal: bool
-    compares_code: bool = False
-    warnings: tuple[str, ...] = ()
-    facts: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def run_s(self) -> float:
-        """Seconds that a run measures, averaged over both sides."""
-        return fmean(side.plan.spec.min_seconds or 0.0 for side in (self.a, self.b))
-
-    def side(self, variant: str) -> Side:
-        """Side A or B."""
-        return self.a if variant == "A" else self.b
 
 
 @contextmanager
@@ -371,8 +335,10 @@ def _pair_of_words(request: Request, environment: Mapping[str, str]) -> Pair:
         if argv and "change" in own and "change" in request.shared:
             own["change"] = [*_texts(request.shared["change"]), *_texts(own["change"])]
         resolved.append(_resolved({**request.shared, **own}, environment, script=argv))
-        changed = resolved[-1].spec.change
-        label = scripts.command_line(argv) + (f", with {changed}" if changed else "")
+        spec = resolved[-1].spec
+        others = [f"--{name} {own[name]}" for name in ("devices", "machines") if name in own]
+        added = ", ".join([*others, *([spec.change] if spec.change else [])])
+        label = scripts.command_line(argv) + (f", with {added}" if added else "")
         labels.append(label if argv else shlex.join(words) or "no options of its own")
         workplaces.append(_workplace(request, argv, environment) if argv else None)
     # Both sides keep their losses, if one of them has a change; a device has as many CPUs on both.
@@ -538,6 +504,7 @@ def _plan(
 def _resolved(typed: Mapping[str, object], environment: Mapping[str, str], *, script: Sequence[str] = ()) -> Resolved:
     """Run options with a duel's defaults: segments of 3 s, and no ceilings, which a duel does not compare."""
     resolved = resolve(typed, environment, Path.cwd(), script=script)
+    runtime.require_one_machine(resolved.spec, "duel")
     runtime.require_model(resolved.spec.model)
     plain = RunSpec()
     changes: dict[str, Any] = {name: getattr(plain, name) for name in LEFT_OUT}

@@ -31,6 +31,8 @@ AGENT_FOLDERS = {
     "protocol/": ("__init__", "records"),
     "machine/": ("__init__", "containers", "local", "runtime", "task", "watcher"),
     "script/": ("__init__", "files"),
+    "duel/": ("__init__", "contest", "decision", "referee"),
+    "tune/": ("__init__", "bounds", "candidates", "duels", "evidence", "patch", "report", "session", "tune"),
     "agent/": ("__init__", "__main__", "agent", "home", "lease"),
 }
 AGENT_MODULES = tuple(f"{folder}{name}" for folder, names in AGENT_FOLDERS.items() for name in names)

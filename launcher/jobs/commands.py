@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 
@@ -23,7 +23,7 @@ from launcher.jobs.run import LaunchOutcome, LeftRunningError, prepared, run
 from launcher.jobs.session import OUTPUT_EVERY_S, LaunchProgress, Session
 from launcher.machine import runtime
 from launcher.protocol.backend import Backend, Condition, Job, Listing, Machine, Machines, Plan, Removed
-from launcher.protocol.records import log_object
+from launcher.protocol.records import TUNED, log_object, tuning_object
 from launcher.script import local_script
 from launcher.script.files import ScriptFiles, pack, place_of_data, relative_words
 from launcher.script.options import ThereOptions, variables_of
@@ -41,12 +41,15 @@ from workload.contract.script_words import line_of, without_secrets
 from workload.contract.spec import RunSpec, resolve
 from workload.contract.spent import Spent
 from workload.contract.tables import TableFormat, plain
-from workload.contract.text import printable, terminal_width, wrapped
+from workload.contract.text import duration, printable, terminal_width, wrapped
 from workload.storage.store import MAX_TEXT_BYTES, Store, UnreachableError
 
 ENV_IN_BUCKET = (
     "the values of --env are in the bucket until the launch has ended, and then for as long as it keeps deleted objects"
 )
+# Time in which the machine of a tuning starts and ends.
+AROUND_TUNING_S = 300.0
+T = TypeVar("T")
 # Column at which the text starts in each line of a backend's plan.
 TEXT_COLUMN = 11
 
@@ -90,11 +93,11 @@ class Script:
         return build.read(name)
 
 
-def _hints_name_the_place(command: Callable[..., int]) -> Callable[..., int]:
+def _hints_name_the_place(command: Callable[..., T]) -> Callable[..., T]:
     """Decorator: add to a hint with commands for launches the options that select the same place."""
 
     @wraps(command)
-    def with_place(place: Place, *words: Any, **options: Any) -> int:
+    def with_place(place: Place, *words: Any, **options: Any) -> T:
         try:
             return command(place, *words, **options)
         except RooflaunchError as error:
@@ -137,7 +140,6 @@ def launch(
 
     `anyway`: do not ask whether a training step fits the memory of a rented GPU.
     """
-    backend = backends.load(place.backend)
     reruns = getattr(options, "rerun_preempted", 0)
     if detach and reruns:
         raise UsageError(
@@ -146,6 +148,66 @@ def launch(
         )
     if request and not dry_run:
         raise UsageError("--request needs --dry-run", hint="--dry-run --request")
+    draft = _draft(place, options, typed, script, offline=dry_run)
+    gpu = getattr(draft.plan, "gpu", None)  # a backend without it does not know the memory
+    if gpu and not anyway:
+        gpu_choice.refuse_too_large(RunSpec.from_json(draft.plan.request.spec), gpu, output)
+    if dry_run:
+        print(_shown(draft.plan, draft.script_files, request=request, output_format=output_format))
+        return ExitCode.DONE
+    outcome, session = _carry_out(draft, output=output, detach=detach)
+    return _print_outcome(outcome, draft.plan, place, session.machines, output_format)
+
+
+@_hints_name_the_place
+def tune(
+    place: Place,
+    options: Any,
+    typed: Mapping[str, object],
+    *,
+    script: Script,
+    tuning: Mapping[str, Any],
+    output: Path,
+) -> Path:
+    """Tune a script at a place. Fetches bundles, evidence and patch into `output`; returns the file with the rows.
+
+    `tuning`: as `launcher.protocol.records.Request` has it. Raises the error of the launch.
+    """
+    draft = _draft(place, options, typed, script)
+    limit_s = draft.plan.request.limit_s
+    if tuning["max_time_s"] + AROUND_TUNING_S > limit_s:
+        raise UsageError(
+            f"the machine ends after {duration(limit_s)}, too early for a tuning of {duration(tuning['max_time_s'])} "
+            f"with {duration(AROUND_TUNING_S)} around it",
+            hint="a shorter --max-time, or a longer time limit in --on",
+        )
+    draft = replace(
+        draft, plan=draft.plan.renamed(replace(draft.plan.request, tuning={**tuning, "tries": list(tuning["tries"])}))
+    )
+    outcome, session = _carry_out(draft, output=output)
+    for listed in session.store.objects(tuning_object(outcome.name)):
+        content = session.store.read(listed.name, most_bytes=MAX_TEXT_BYTES)
+        (output / Path(listed.name).name).write_bytes(content or b"")
+    if outcome.error:
+        raise outcome.error
+    return output / TUNED
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Draft:
+    """Plan of a launch before anything is built, pushed or requested; `settings`: those of the backend."""
+
+    backend: Backend
+    settings: Any
+    plan: Plan
+    script_files: ScriptFiles | None
+
+
+def _draft(
+    place: Place, options: Any, typed: Mapping[str, object], script: Script | None, *, offline: bool = False
+) -> _Draft:
+    """Plan a launch; reports errors in the options before anything is requested."""
+    backend = backends.load(place.backend)
     words, script_files = script.packed(place.backend, Path.cwd(), os.environ) if script else ((), None)
     resolved = resolve(typed, os.environ, Path.cwd(), script=words)
     if not options_of(place.backend).COMMAND.several_machines:
@@ -153,36 +215,34 @@ def launch(
     runtime.require_model(resolved.spec.model)
     runtime.require_data(resolved.spec, is_here=False)
     runtime.require_profile(resolved.spec)
-    settings = backend.settings(place.where, options, offline=dry_run)
-    # Errors in the options are reported before anything is built, pushed or requested. The draft has its name and time
-    # from this machine's clock; the launched plan has both from the place's clock.
+    settings = backend.settings(place.where, options, offline=offline)
+    # The draft has its name and time from this machine's clock; the launched plan has both from the place's clock.
     job = Job(resolved=resolved, token=secrets.token_hex(3))
     now = datetime.fromtimestamp(time.time(), UTC)
-    draft = backend.plan(job, options, settings, now=now, offline=dry_run)
+    plan = backend.plan(job, options, settings, now=now, offline=offline)
     if script_files:
-        draft = draft.renamed(replace(draft.request, script=script_files.facts()))
-    gpu = getattr(draft, "gpu", None)  # a backend without it does not know the memory
-    if gpu and not anyway:
-        gpu_choice.refuse_too_large(RunSpec.from_json(draft.request.spec), gpu, output)
-    if dry_run:
-        print(_shown(draft, script_files, request=request, output_format=output_format))
-        return ExitCode.DONE
+        plan = plan.renamed(replace(plan.request, script=script_files.facts()))
+    return _Draft(backend=backend, settings=settings, plan=plan, script_files=script_files)
+
+
+def _carry_out(draft: _Draft, *, output: Path, detach: bool = False) -> tuple[LaunchOutcome, Session]:
+    """Launch, follow, and fetch the bundles into `output`."""
+    backend, script_files = draft.backend, draft.script_files
     try:
         # Once a machine was requested, `LeftRunningError` or another error replaces this message.
         with stoppable("nothing was submitted; run the same command again"):
-            machines, store = backend.machines(settings), backend.store(settings)
-            plan = prepared(backend, draft, machines, script_files)
+            machines, store = backend.machines(draft.settings), backend.store(draft.settings)
+            plan = prepared(backend, draft.plan, machines, script_files)
             print(_text(plan, script_files, terminal_width(sys.stderr)), file=sys.stderr)
             progress = LaunchProgress(sys.stderr, machines.now_s)
             session = Session(machines=machines, store=store, on_event=progress)
             try:
-                outcome = run(session, plan, output=output, detach=detach, script_files=script_files)
+                return run(session, plan, output=output, detach=detach, script_files=script_files), session
             finally:
                 progress.clear()
     except LeftRunningError as left:
         _ask_whether_to_keep(left, session)
         raise
-    return _print_outcome(outcome, draft, place, machines, output_format)
 
 
 def _shown(plan: Plan, script_files: ScriptFiles | None, *, request: bool, output_format: TableFormat) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from launcher import docker_engine
 from launcher.docker_engine import Engine, Image
-from launcher.values import CPU_FLAVOUR, Runtime
+from launcher.values import CPU_FLAVOUR, HERE_COMMANDS, Runtime
 from workload.contract import changes, vocabulary
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.script_words import DATA, without_secrets
@@ -284,8 +284,11 @@ def require_profile(spec: RunSpec, capability: Callable[[], object] | None = Non
 
 
 def require_one_machine(spec: RunSpec, command: str) -> None:
-    """Raise `UsageError` if the run needs several machines. `command`: the word after `launch`, for the message."""
-    if spec.machines > 1:
+    """Raise `UsageError` if the run needs several machines. `command`: the word after `launch`, for the message.
+
+    In a job of Slurm, a run that starts here may use all the job's nodes; the trainer checks their number.
+    """
+    if spec.machines > 1 and not (command in HERE_COMMANDS and "SLURM_JOB_NODELIST" in os.environ):
         raise UsageError(
             f"a run of launch {command} has one machine; got --machines {spec.machines}",
             hint=f"--devices for several GPUs of one machine, or launch slurm --machines {spec.machines}",

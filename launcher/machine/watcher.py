@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -99,6 +99,19 @@ class Watcher(Follower):
     on_started: Callable[[Trainer], None]
     on_ended: Callable[[], None]
     on_bundle: Callable[[Path], None] = lambda _: None
+
+    def with_other(self, other: "Watcher") -> "Watcher":
+        """Watcher that calls both, this one first; the other gets no messages."""
+
+        def started(trainer: Trainer) -> None:
+            self.on_started(trainer)
+            other.on_started(trainer)
+
+        def ended() -> None:
+            self.on_ended()
+            other.on_ended()
+
+        return replace(self, on_started=started, on_ended=ended, on_bundle=other.on_bundle)
 
 
 class Printed(deque[str]):

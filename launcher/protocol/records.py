@@ -252,7 +252,7 @@ class Request(_Document):
     machine (`launcher.protocol.records`); if empty, `spec` is run `repeats` times. `script`: for a user's script, the
     `sha256` of the archive with the number of `files` and `bytes`, the `commit` of the script's folder, the address of
     the `data`, the names of the environment variables (`env`), and the SHA-256 of the `requirements`, which are in the
-    image.
+    image. `tuning`: for a tuning of the script its `margin`, `max_time_s`, rule for the `losses`, and `tries`.
     """
 
     name: str
@@ -275,6 +275,7 @@ class Request(_Document):
     options: Mapping[str, Any] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)
     script: Mapping[str, Any] = field(default_factory=dict)
+    tuning: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def files_text(self) -> str:
@@ -412,6 +413,18 @@ def _is_script(value: Any) -> bool:
     )
 
 
+def _is_tuning(value: Any) -> bool:
+    if value == {}:
+        return True
+    return (
+        isinstance(value, dict)
+        and set(value) == {"margin", "max_time_s", "losses", "tries"}
+        and all(type(value[name]) in (int, float) for name in ("margin", "max_time_s"))
+        and value["losses"] in ("same", "rounding", "any")
+        and _are(_is_text)(value["tries"])
+    )
+
+
 def _is_price(value: Any) -> bool:
     is_complete = isinstance(value, dict) and {"usd_per_h", "source", "read"} <= set(value)
     if not is_complete or not (_is_text(value["source"]) and _is_text(value["read"])):
@@ -444,6 +457,7 @@ RULES: Mapping[str, FieldRule] = {
     "spec": FieldRule("an object", lambda value: isinstance(value, dict)),
     "task": FieldRule("an object", lambda value: isinstance(value, dict)),
     "script": FieldRule("an object with the sha256 of an archive", _is_script),
+    "tuning": FieldRule("an object with margin, max_time_s, losses and tries", _is_tuning),
     "spec_origin": FieldRule("an object of texts", _by_name(_is_text)),
     "prices": FieldRule("an object of prices by region", _by_name(_is_price)),
     "attempt": FieldRule(f"a whole number from 1 to {MAX_COUNT}", lambda value: _is_count(value, least=1)),
@@ -490,6 +504,15 @@ def result_object(name: str) -> str:
 
 def log_object(name: str) -> str:
     return f"{LAUNCHES}{name}/startup.log"
+
+
+# Object of a tuning with its rows; beside it are its evidence and its patch.
+TUNED = "tuned.json"
+
+
+def tuning_object(name: str, file: str = "") -> str:
+    """Object with a file of a tuning; without `file`, the beginning of all their names."""
+    return f"{LAUNCHES}{name}/tuning/{file}"
 
 
 def utc(epoch_s: float) -> str:

@@ -9,6 +9,7 @@ scripts/<sha256>.tar.gz   regular files only, by their path below the user's fol
 import fnmatch
 import gzip
 import hashlib
+import importlib.util
 import io
 import json
 import shlex
@@ -19,6 +20,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +219,23 @@ def require_script(words: Sequence[str], names: Sequence[str], include: Sequence
         f"git does not track '{wanted[0]}', and only tracked files are sent",
         hint=f"git add {wanted[0]}, or --include '*.py'",
     )
+
+
+def module_spec(name: str, folder: Path, *, is_local: bool = False) -> ModuleSpec | None:
+    """Specification of the module `name`; None if the module is not found.
+
+    Searches `folder` and, unless `is_local`, Python's own search path.
+    """
+    top, *rest = name.split(".")
+    try:
+        spec = PathFinder.find_spec(top, [str(folder)]) or (None if is_local else importlib.util.find_spec(top))
+    except ValueError:  # an empty name, or a loaded module that came from no file
+        return None
+    for part in rest:
+        top = f"{top}.{part}"
+        locations = spec.submodule_search_locations if spec else None
+        spec = PathFinder.find_spec(top, locations) if locations is not None else None
+    return spec
 
 
 def _too_large(sizes: dict[str, int], total: str) -> UsageError:

@@ -13,11 +13,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from launcher.images import contents
 from launcher.machine.runtime import Choice, Workplace, choose, gpu_capability
+from launcher.script.files import module_spec
 from launcher.script.options import HereOptions, LocalOptions, variables_of
 from launcher.values import Runtime
 from workload.contract.errors import ToolError, UsageError
@@ -237,23 +238,6 @@ def require_module(words: Sequence[str], folder: Path) -> None:
     locations = spec.submodule_search_locations
     if locations is not None and PathFinder.find_spec(f"{name}.__main__", locations) is None:
         raise UsageError(f"'{name}' is a package without __main__.py", hint=f"-m {name}.train, a module in it")
-
-
-def module_spec(name: str, folder: Path, *, is_local: bool = False) -> ModuleSpec | None:
-    """Specification of the module `name`; None if the module is not found.
-
-    Searches `folder` and, unless `is_local`, Python's own search path.
-    """
-    top, *rest = name.split(".")
-    try:
-        spec = PathFinder.find_spec(top, [str(folder)]) or (None if is_local else importlib.util.find_spec(top))
-    except ValueError:  # an empty name, or a loaded module that came from no file
-        return None
-    for part in rest:
-        top = f"{top}.{part}"
-        locations = spec.submodule_search_locations if spec else None
-        spec = PathFinder.find_spec(top, locations) if locations is not None else None
-    return spec
 
 
 def notes_of(words: Sequence[str], options: HereOptions, workplace: Workplace, runtime: Runtime) -> tuple[str, ...]:

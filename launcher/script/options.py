@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from launcher import values
-from launcher.values import Runtime, choice, flag_of
+from launcher.values import HERE_COMMANDS, Runtime, choice, flag_of
 from workload.contract.errors import UsageError
 from workload.contract.invocation import Group, as_typed
 from workload.contract.program import GroupedCommand
@@ -79,18 +79,18 @@ class ThereOptions:
 
 DEVICES = ("cpu", "cuda", "mps")
 OFF_SWITCHES = {option.name for option in options() if option.default is False}
-HERE_COMMANDS = ("local", "duel", "tune")
-CHANGE = "--change"
+# Options of one side of a duel, in front of its script.
+SIDE_OPTIONS = ("--change", "--devices", "--machines")
 RUN_OPTIONS = {*DEVICES, *(option.name for option in options())}
 
 
 def changes_before(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split one side of a duel into the options `--change` in front of its script, and the script with its arguments.
+    """Split one side of a duel into the `SIDE_OPTIONS` in front of its script, and the script with its arguments.
 
     Options without a script are left as they are.
     """
     at = 0
-    while words[at : at + 1] and words[at].partition("=")[0] == CHANGE:
+    while words[at : at + 1] and words[at].partition("=")[0] in SIDE_OPTIONS:
         at += 1 if "=" in words[at] else 2
     has_script = words[at : at + 1] == ["-m"] or not "".join(words[at : at + 1] or ["-"]).startswith("-")
     return (list(words[:at]), list(words[at:])) if has_script else ([], list(words))

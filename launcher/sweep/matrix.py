@@ -20,7 +20,7 @@ import typer
 from launcher.backends import BACKENDS
 from launcher.script.options import HereOptions, LocalOptions, ThereOptions
 from launcher.sweep.places import ARGUMENT, LOCAL, Configuration, Exclude, Place, as_text
-from launcher.typer_options import instance_of, parameters_of, signed
+from launcher.typer_options import instances_from
 from launcher.values import flag_of
 from workload.contract.errors import UsageError
 from workload.contract.program import plain_message
@@ -339,10 +339,7 @@ class _Reader:
     def _instances(self, backend: str, kinds: Sequence[type], words: list[str], where: str) -> list[Any]:
         """Instances of the option classes `kinds`, made by parsing `words` as `launch <backend>` would."""
         try:
-            command = command_of([parameter for kind in kinds for parameter in parameters_of(kind)])
-            with command.make_context(where, [*words]) as context:
-                arguments = dict(context.params)
-            instances: list[Any] = [instance_of(kind, arguments) for kind in kinds]
+            instances = instances_from(kinds, words)
             if isinstance(instances[0], LocalOptions):
                 instances[0].asked_runtime()
         except typer.TyperException as error:
@@ -473,17 +470,6 @@ class _Reader:
 
     def _error(self, text: str, *, hint: str) -> UsageError:
         return UsageError(f"{self._file}: {text}", hint=hint)
-
-
-def command_of(parameters: Sequence[Any]) -> Any:
-    """Typer command with these options and no action, to parse words with."""
-
-    def command(**_: Any) -> None:
-        """Do nothing: the command exists for its options."""
-
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command()(signed(command, parameters))
-    return typer.main.get_command(app)
 
 
 def _run_options_in(combination: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,9 +66,7 @@ def _parts(change: Change, run: Record, from_roof: float) -> list[float | None]:
 
 def _likely_part(run: Record) -> float:
     """Part of the time beyond the roof that another number of threads is expected to remove."""
-    host, threads = run.environment.host, run.environment.device.threads or 0
-    is_surplus = threads > ((host and host.cpus_allowed) or threads)
-    return LIKELY_FROM_SURPLUS_THREADS if is_surplus else LIKELY_FROM_FEWER_THREADS
+    return LIKELY_FROM_SURPLUS_THREADS if verdict.has_surplus_threads(run) else LIKELY_FROM_FEWER_THREADS
 
 
 def _optimizer_share(run: Record, steps: Sequence[dict[str, str]]) -> float | None:

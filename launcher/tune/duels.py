@@ -4,15 +4,15 @@ import hashlib
 import platform
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.duel import contest
-from launcher.duel.contest import Limits, Measured
+from launcher.duel.contest import Limits, Measured, Pair, Side, Variant
 from launcher.duel.referee import Losses, losses_of, refused_losses
-from launcher.duel.sides import Pair, Request, Side, Variant, plan_of_script
-from launcher.machine.runtime import Workplace
+from launcher.machine.local import LocalPlan
+from launcher.machine.watcher import Watcher
 from launcher.tune.candidates import Candidate, candidate_of, change_text, words_with
 from launcher.tune.evidence import Decision, Evidence, Trial, decide, digest, rule_of, seeds_of, segments_of
 from launcher.tune.tune import Base, Fought
@@ -23,6 +23,8 @@ from workload.contract.record import Record
 from workload.contract.record_sections import SoftwareFacts
 from workload.contract.script_words import redacted
 
+# Makes the plan of a run of the script's words, with a change from outside or none, and with the machine's ceilings.
+PlanOf = Callable[[Sequence[str], str | None, bool], LocalPlan]
 # Seconds in which a run's process starts and warms up, until a run has shown it.
 START_S = 5.0
 ORIGINAL = "original"
@@ -42,28 +44,30 @@ class _RefusedError(Exception):
 class LocalDuels:
     """Duels on this machine. `keep`: saves a trial; `evidence`: returns the evidence so far; `tell`: gets progress.
 
-    `request`: the script as it is, its output folder and its options. `run_s`: seconds of the latest run and its start.
+    `words`: the script as it is; `output`: folder of the bundles. `watcher`: gets each run's trainer; `on_run`: gets
+    its sealed bundle before the evidence names it. `run_s`: seconds of the latest run and its start.
     """
 
-    request: Request
-    workplace: Workplace
-    environment: Mapping[str, str]
+    words: Sequence[str]
+    output: Path
+    plan_of: PlanOf
     keep: Callable[[Trial], None]
     evidence: Callable[[], Evidence]
     tell: Callable[[str], None]
+    watcher: Watcher | None = None
+    on_run: Callable[[Path], None] = lambda _: None
     run_s: float = START_S
 
     def side(self, variant: Variant, candidates: Sequence[Candidate], *, ceilings: bool = False) -> Side:
         """Side of a duel that runs the script with these changes."""
-        request = replace(self.request, words=words_with(self.request.words, candidates))
-        change = change_text(candidates)
-        plan = plan_of_script(request, self.workplace, self.environment, change=change, ceilings=ceilings)
+        plan = self.plan_of(words_with(self.words, candidates), change_text(candidates), ceilings)
         return Side(variant=variant, label=plan.spec.title, plan=plan)
 
     def run(self, side: Side, *, name: str, position: int, left_s: float, tell: Callable[[str], None]) -> Measured:
         """Run a segment, as `launcher.duel.contest.run_segment` does, and learn how long runs take."""
         began_s = time.monotonic()
-        segment = contest.run_segment(side, name=name, position=position, left_s=left_s, tell=tell)
+        segment = contest.run_segment(side, name=name, position=position, left_s=left_s, tell=tell, also=self.watcher)
+        self.on_run(segment.folder)
         self.run_s = time.monotonic() - began_s
         return segment
 
@@ -75,7 +79,7 @@ class LocalDuels:
         trial = replace(
             trial, changes=(plans[0].spec.change, plans[1].spec.change), commands=(commands[0], commands[1])
         )
-        begun, records = segments_of(trial, self.request.output)
+        begun, records = segments_of(trial, self.output)
         course = _Course(duels=self, trial=trial, segments=[*begun], records=records)
         limits = Limits(same_within=self.evidence().margin, max_time_s=max_time_s)
         ended, interrupted = "", None
@@ -193,4 +197,4 @@ def _with_other_seeds(duels: LocalDuels, evidence: Evidence, *, left_s: float) -
             return evidence
         others[segment.folder.name] = digest(segment.folder)
     evidence = replace(evidence, others=others)
-    return replace(evidence, seeds=seeds_of(evidence, duels.request.output))
+    return replace(evidence, seeds=seeds_of(evidence, duels.output))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.duel.contest import Limits, Measured, Rule, measured_of
-from launcher.duel.decision import DuelVerdict, order
+from launcher.duel.decision import SEGMENTS, DuelVerdict, order
 from launcher.duel.referee import Losses, Ruling, judge_work, losses_of
 from launcher.tune.candidates import candidate_of
 from workload.contract import bundle
@@ -69,6 +69,11 @@ class Trial:
     losses: str = ""
     why: str = ""
 
+    @property
+    def is_unjudged(self) -> bool:
+        """Whether the change failed or was refused before the first look at the times, which could not be false."""
+        return self.decision in (Decision.FAILED, Decision.REFUSED) and len(self.bundles) < SEGMENTS
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
@@ -94,8 +99,10 @@ class Evidence:
 
     @property
     def wealth(self) -> float:
-        """Part of `ERROR` that is left: a trial spends its own, and an accepted one gets it back."""
-        return ERROR - sum(trial.error for trial in self.trials if trial.decision is not Decision.ACCEPTED)
+        """Part of `ERROR` that is left: a trial spends its own part, unless it is accepted or never judged."""
+        return ERROR - sum(
+            trial.error for trial in self.trials if trial.decision is not Decision.ACCEPTED and not trial.is_unjudged
+        )
 
     def with_trial(self, trial: Trial) -> "Evidence":
         """Copy of the evidence with this trial, which replaces one with the same name."""

@@ -1,17 +1,18 @@
 """Result of a tuning: rows for people and for programs, exit code, and the edits of the patch."""
 
+import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.tune.candidates import Candidate
-from launcher.tune.evidence import Decision
+from launcher.tune.candidates import Candidate, candidate_of
+from launcher.tune.evidence import FILE, Decision, read
 from launcher.tune.patch import Argument, Patch, Statement, patch_of
 from launcher.tune.tune import Row
 from workload.contract.changes import Change, Via
-from workload.contract.errors import ExitCode, InterruptedRunError
+from workload.contract.errors import BundleError, ExitCode, InterruptedRunError
 from workload.contract.record import Record
 from workload.contract.tables import Column, Role, TableFormat, facts, render
 from workload.contract.text import counted, signed_percent
@@ -138,6 +139,41 @@ def end_json(tuned: Tuned) -> dict[str, Any]:
         "interrupted": bool(tuned.interrupted),
         "exit_code": tuned.exit_code,
     }
+
+
+# --- a tuning on another machine
+
+
+def sent(rows: Sequence[Row], tuned: Tuned | None) -> bytes:
+    """All that the table of a tuning shows besides the trials, which the evidence has. `tuned`: None before the end."""
+    values = [{**asdict(replace(row, trial=None)), "trial": row.trial and row.trial.name} for row in rows]
+    return json.dumps({"rows": values, "patch": tuned and asdict(tuned.patch)}).encode()
+
+
+def received(path: Path, script: str) -> Tuned:
+    """The tuning that another machine sent; evidence and bundles are beside `path`. Raises `BundleError`."""
+    folder = path.parent
+    evidence = read(folder / FILE)
+    trials = {trial.name: trial for trial in evidence.trials}
+    try:
+        values = json.loads(path.read_bytes())
+        rows = [Row(**{**row, "trial": trials[row["trial"]] if row["trial"] else None}) for row in values["rows"]]
+        patch = Patch(**{"diff": "", **(values["patch"] or {})})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise BundleError(f"'{path}' cannot be read: {error}", hint="tune again") from error
+    accepted = tuple(
+        candidate_of(trial.change)
+        for trial in evidence.trials
+        if trial.decision is Decision.ACCEPTED and not trial.is_final
+    )
+    return Tuned(
+        rows=rows,
+        accepted=accepted,
+        patch=patch,
+        patch_file=folder / f"{script}.patch" if patch.diff else None,
+        evidence=folder / FILE,
+        interrupted=None,
+    )
 
 
 # --- the patch

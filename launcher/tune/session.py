@@ -2,19 +2,18 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.duel.contest import OutOfTimeError
 from launcher.duel.referee import Losses
-from launcher.duel.sides import Request
-from launcher.machine.runtime import Workplace
-from launcher.script.local_script import module_spec, require_module
+from launcher.machine.watcher import Watcher
+from launcher.script.files import module_spec
 from launcher.tune import candidates, evidence, report
 from launcher.tune.candidates import Candidate
-from launcher.tune.duels import LocalDuels, ScriptChangedError, base_of, measure_original, unchanged
+from launcher.tune.duels import LocalDuels, PlanOf, ScriptChangedError, base_of, measure_original, unchanged
 from launcher.tune.evidence import Decision, Evidence, Trial
 from launcher.tune.tune import Base, Row, Tuning
 from workload import __version__
@@ -29,21 +28,27 @@ LOCK = ".lock"
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Request of a tuning. `tries`: candidates of `--try`, besides the usual ones."""
+    """Request of a tuning. `tries`: candidates of `--try`, besides the usual ones.
 
-    request: Request
-    workplace: Workplace
-    environment: Mapping[str, str]
+    `words`: the script, which runs in `folder`. `watcher`, `on_run`: as `launcher.tune.duels.LocalDuels` has them.
+    """
+
+    words: tuple[str, ...]
+    folder: Path
+    output: Path
+    plan_of: PlanOf
     margin: float
     max_time_s: float
     losses: Losses
     tries: Sequence[str]
+    watcher: Watcher | None = None
+    on_run: Callable[[Path], None] = lambda _: None
 
     def evidence(self) -> Evidence:
         """Make the evidence of a new tuning, without a trial."""
         return Evidence(
             rooflaunch=__version__,
-            command=redacted(self.request.words),
+            command=redacted(self.words),
             asked=tuple(self.tries),
             margin=self.margin,
             losses=self.losses,
@@ -55,8 +60,7 @@ def tune(asked: Asked, *, tell: Callable[[str], None], show: Callable[[Row], Non
 
     Raises `UsageError` if another tuning uses the folder.
     """
-    folder = asked.request.output
-    require_module(asked.request.words, asked.workplace.folder)
+    folder = asked.output
     bundle.make_output(folder)
     with (folder / LOCK).open("a") as file:
         if not lock(file):
@@ -81,13 +85,15 @@ class _Session:
     def __init__(self, asked: Asked, tell: Callable[[str], None], show: Callable[[Row], None], began_s: float) -> None:
         self._asked, self._tell, self._show = asked, tell, show
         self._began_s = began_s
-        self._root, self._script = home_of(asked.request.words, asked.workplace.folder)
-        self._folder = asked.request.output
+        self._root, self._script = home_of(asked.words, asked.folder)
+        self._folder = asked.output
         self._evidence = asked.evidence()
         self._duels = LocalDuels(
-            request=asked.request,
-            workplace=asked.workplace,
-            environment=asked.environment,
+            words=asked.words,
+            output=asked.output,
+            plan_of=asked.plan_of,
+            watcher=asked.watcher,
+            on_run=asked.on_run,
             keep=self._keep,
             evidence=lambda: self._evidence,
             tell=tell,
@@ -170,8 +176,8 @@ class _Session:
 
     def _end(self, rows: Sequence[Row], tuning: Tuning) -> report.Tuned:
         accepted = tuning.base.candidates
-        patch = report.patch_for(accepted, self._script, self._root, self._asked.workplace.folder)
-        path = self._folder / f"{script_name(self._asked.request.words)}.patch"
+        patch = report.patch_for(accepted, self._script, self._root, self._asked.folder)
+        path = self._folder / f"{script_name(self._asked.words)}.patch"
         path.unlink(missing_ok=True)
         if patch.diff:
             replace_text(path, patch.text)

@@ -7,12 +7,13 @@ the end all accepted changes together fight the original, if they are more than 
 **The chance that any accepted change is no gain is at most `ERROR`, 5 %, for the whole tuning.** Trial k accepts with a
 chance of at most e_k if its change is no gain, whatever happened before: its duel is judged by fresh runs, at a level
 that was fixed before the first of them, and is valid at every look (`launcher.duel.decision`). The levels come out of a
-wealth of 5 %: a trial spends e_k, and gets it back if its change is accepted. Let k be the first trial whose accepted
-change is no gain. All changes accepted before it were gains, so no trial of a change that is no gain has got its level
-back up to k: these levels have been spent side by side, and their sum is at most 5 %. The chance that there is such a k
-is at most the expected sum of these levels (union bound), thus 5 %. It does not matter that later trials depend on
-earlier results. (The fallback procedure of Wiens, Pharmaceutical Statistics 2, 2003; online: Tian & Ramdas, Statistical
-Methods in Medical Research 30, 2021.)
+wealth of 5 %: a trial spends e_k, and gets it back if its change is accepted, or crashes or is refused before the first
+look at the times, so that it is never judged. Let k be the first trial whose accepted change is no gain. All changes
+accepted before it were gains, so no judged trial of a change that is no gain has got its level back up to k: these
+levels have been spent side by side, and their sum is at most 5 %. The chance that there is such a k is at most the
+expected sum of these levels (union bound), thus 5 %. It does not matter that later trials depend on earlier results.
+(The fallback procedure of Wiens, Pharmaceutical Statistics 2, 2003; online: Tian & Ramdas, Statistical Methods in
+Medical Research 30, 2021.)
 
 Each trial gets an equal part of the wealth that is left: wealth / (changes still to try, and the final trial), or fewer
 parts if there is no time for so many trials. Of 4 to 10 trials this has most power: a series such as 6 / (pi k)^2

@@ -438,7 +438,7 @@ def cpu_time_share(run: Record) -> float | None:
     step_s, used, waited = timing.step_s, timing.cpus_used, timing.cpus_waited
     # Waits that a run's own data workers cause look like waits for others, until much of the CPUs' time is missing.
     is_short = lacks_cpus(run, COMPETED_SHARE if run.spec.workers else LEAST_CPU_SHARE)
-    if is_short and used and waited is not None and is_starved(used, waited):
+    if is_short and used and waited is not None and is_starved(run):
         mean_over_median = step_s.mean / step_s.median if step_s and step_s.mean and step_s.median else 1.0
         return min(1.0, mean_over_median * used / (used + waited))
     roofs = (ceilings.compute(run.spec.precision), ceilings.copy()) if ceilings else ()
@@ -448,7 +448,7 @@ def cpu_time_share(run: Record) -> float | None:
 def competition(run: Record) -> str | None:
     """Sentence on a CPU run that lost CPUs to other processes; None for other runs."""
     used, waited, threads = run.timing.cpus_used, run.timing.cpus_waited, run.environment.device.threads or 0
-    if not lacks_cpus(run) or used is None or waited is None or not is_starved(used, waited):
+    if not lacks_cpus(run) or used is None or waited is None or not is_starved(run):
         return None
     share = percent(min(1.0, waited / threads))
     if threads == 1:
@@ -457,12 +457,22 @@ def competition(run: Record) -> str | None:
     return f"other processes used the CPUs: {got}, and its threads waited {share} of the wall time"
 
 
-def is_starved(used: float, waited: float) -> bool:
+def is_starved(run: Record) -> bool:
     """Whether a run waited for CPUs longer than on an idle machine, and long enough to be slowed down.
 
-    `used`: average number of CPUs that the run used. `waited`: average number of its threads that waited for a CPU.
+    Unknown, and thus False, if it has more threads than CPUs: these threads wait for each other.
     """
+    used, waited = run.timing.cpus_used, run.timing.cpus_waited
+    if used is None or waited is None or has_surplus_threads(run):
+        return False
     return waited >= LEAST_WAITED_SHARE * (used + waited) and waited >= LEAST_WAITED_CPUS
+
+
+def has_surplus_threads(run: Record) -> bool:
+    """Whether a CPU run has more threads than the CPUs that it may use; False if that is unknown."""
+    host = run.environment.host
+    cpus = host.cpus_allowed if host else None
+    return run.spec.device == "cpu" and cpus is not None and (run.environment.device.threads or 0) > cpus
 
 
 def lacks_cpus(run: Record, least: float = COMPETED_SHARE) -> bool:

@@ -353,6 +353,8 @@ def _idle_cpus(run: Record) -> list[str]:
     if not verdict.lacks_cpus(run) or verdict.competition(run):
         return []
     used = f"the run got {cpu_share(run.timing.cpus_used or 0.0, run.environment.device.threads or 0)}"
+    if verdict.has_surplus_threads(run):
+        return [f"{used}: it has more threads than CPUs, and they wait for each other"]
     if run.timing.cpus_waited is None:
         load = f"; load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
         return [f"{used}: other processes used the CPUs, or one thread did most of the work{load}"]

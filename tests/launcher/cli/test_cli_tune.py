@@ -29,6 +29,8 @@ MISTAKES = (
     "tune --try lr -- train.py",
     "tune --try 'DataLoader(workers=2)' -- train.py",
     "tune -- train.py --data '{data}'",
+    "tune --on box -- train.py",
+    "tune --on 'ssh --hosts box' -- train.py",
     "tune --check absent.json",
     "tune --check evidence.json",
     "duel --losses all -- train.py --- train.py --lr 1",
@@ -37,6 +39,14 @@ MISTAKES = (
 
 def test_mistakes_end_with_a_hint(launch: Launch, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     golden("tune_mistakes.txt", printed(launch, capsys, MISTAKES))
+
+
+@pytest.mark.world
+def test_tuning_must_end_before_its_machine(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    on = "ssh --host box --max-run-time 24m --include *.py"
+    assert launch("tune", "--on", on, "--", "train.py") == ExitCode.USAGE
+    text = "error: the machine ends after 24 min, too early for a tuning of 20 min with 5 min around it\n"
+    assert text in capsys.readouterr().err
 
 
 def test_options_reach_the_tuning(
@@ -54,7 +64,11 @@ def test_options_reach_the_tuning(
     assert launch("tune", *words, "--", "python", "train.py", "--lr", "3") == ExitCode.DONE
 
     [found] = asked
-    assert found.request.words == ("train.py", "--lr", "3")
+    assert found.words == ("train.py", "--lr", "3")
     assert (found.margin, found.max_time_s, found.losses, found.tries) == (0.05, 3600, "any", ("lr=1,2",))
-    assert (found.request.output, found.request.shared) == (Path("out"), {"device": "cpu"})
+    plan = found.plan_of(("train.py",), "seeds(shift=1)", True)
+    assert (found.output, plan.output, plan.spec.device, plan.spec.change) == (
+        Path("out"), Path("out"), "cpu", "seeds(shift=1)",
+    )  # fmt: skip
+    assert (plan.spec.script, plan.spec.ceilings, plan.context.keeps_losses) == (("train.py",), True, True)
     assert "launch tune --check out/evidence.json" in capsys.readouterr().out

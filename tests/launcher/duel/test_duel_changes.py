@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from test_duel_contest import Machine, reports, result
 
+from launcher.duel.contest import Pair
 from launcher.duel.report import Result
-from launcher.duel.sides import Pair, Request, prepared
+from launcher.duel.sides import Request, prepared
 from launcher.script.options import changes_before
 from workload.contract.changes import Likeness
 from workload.contract.errors import UsageError
@@ -25,6 +26,8 @@ WORKERS = "DataLoader(num_workers=2)"
         # Options of our trainer, or of nothing, are no changes of a script.
         (["--change", WORKERS], [], ["--change", WORKERS]),
         (["--change", WORKERS, "--lr", "1"], [], ["--change", WORKERS, "--lr", "1"]),
+        (["--devices", "2", "--batch-size", "4"], [], ["--devices", "2", "--batch-size", "4"]),
+        (["--machines=2", "--devices", "2", "a.py"], ["--machines=2", "--devices", "2"], ["a.py"]),
         ([], [], []),
     ],
 )
@@ -52,6 +55,19 @@ def test_one_side_with_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "MALLOC_MMAP_MAX_=0" not in pair.a.plan.command_text().split(" -P ")[0]
     assert "MALLOC_MMAP_MAX_=0" in pair.b.plan.command_text().split(" -P ")[0]
     assert pair_of(tmp_path, "train.py", "---", "train.py", "1").a.plan.context.keeps_losses is False
+
+
+def test_one_machine_against_two_inside_a_job_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    words = ("--machines", "1", "train.py", "---", "--machines", "2", "train.py")
+    with pytest.raises(UsageError, match="a run of launch duel has one machine; got --machines 2"):
+        pair_of(tmp_path, *words)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    pair = pair_of(tmp_path, *words)
+    assert [side.label for side in (pair.a, pair.b)] == [f"train.py, with --machines {n}" for n in (1, 2)]
+    assert [side.plan.spec.machines for side in (pair.a, pair.b)] == [1, 2]
+    assert "--machines 2" in pair.b.plan.command_text()
 
 
 def test_changes_of_both_sides_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

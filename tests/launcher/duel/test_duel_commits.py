@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from launcher.duel import sides
-from launcher.duel.sides import Pair, Request
+from launcher.duel.contest import Pair
+from launcher.duel.sides import Request
 from launcher.machine.runtime import Workplace
 from tests.launcher.told import Golden, told
 from workload.contract.errors import ToolError

@@ -20,6 +20,8 @@ from launcher.duel.contest import (
     Limits,
     Measured,
     OutOfTimeError,
+    Pair,
+    Side,
     Work,
     comparison_of,
     fight,
@@ -29,7 +31,6 @@ from launcher.duel.contest import (
 from launcher.duel.decision import DuelVerdict
 from launcher.duel.referee import Ruling
 from launcher.duel.report import Plan, Result
-from launcher.duel.sides import Pair, Side
 from launcher.machine import local
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalOutcome

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.duel import contest
-from launcher.duel.contest import Measured
-from launcher.duel.sides import Side
+from launcher.duel.contest import Measured, Side
 from workload.contract import bundle
 from workload.contract.bundle import STEP_COLUMNS, STEPS
 from workload.contract.errors import RunFailedError
@@ -121,9 +120,9 @@ class Machine:
     runs: list[tuple[str, str]] = field(default_factory=list)
     before: Callable[[int], None] = lambda _: None
 
-    def run_segment(self, side: Side, *, name: str, position: int, left_s: float, tell: Any) -> Measured:
+    def run_segment(self, side: Side, *, name: str, position: int, left_s: float, tell: Any, also: Any) -> Measured:
         """Write a bundle as a run would."""
-        del left_s, tell
+        del left_s, tell, also
         spec = side.plan.spec
         words = f"{spec.change or ''} {' '.join(spec.script)}"
         self.before(len(self.runs))

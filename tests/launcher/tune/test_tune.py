@@ -32,9 +32,10 @@ class Known(Candidate):
 
 @dataclass
 class Fights:
-    """Duels that gives results by change, and notes who fought whom; a duel takes 100 s."""
+    """Duels that gives results by change, and notes who fought whom; a duel takes 100 s. `runs`: those of each."""
 
     results: Mapping[str, Decision]
+    runs: int = 28
     run_s: float = 100 / 28
     clock_s: float = 0.0
     fought: list[tuple[str, tuple[str, ...], tuple[str, ...], float]] = field(default_factory=list)
@@ -45,7 +46,8 @@ class Fights:
         self.clock_s += 100.0
         name = ALL if trial.is_final else trial.change
         self.fought.append((name, *(tuple(each.text for each in side) for side in (a, b)), trial.error))
-        return Fought(trial=replace(trial, decision=self.results[name]), base=base(*b))
+        bundles = {f"{number}": "" for number in range(self.runs)}
+        return Fought(trial=replace(trial, decision=self.results[name], bundles=bundles), base=base(*b))
 
 
 def base(*candidates: Candidate) -> Base:
@@ -123,6 +125,14 @@ def test_levels_are_larger_if_there_is_no_time_for_all_changes() -> None:
     assert fights.fought[0][3] == pytest.approx(0.05 / 3)
 
 
+def test_change_that_fails_before_the_first_look_at_the_times_gives_its_level_back() -> None:
+    """There is time for two duels at half of the level, and after the first for one."""
+    for runs, level in ((3, ERROR), (4, ERROR / 2)):
+        fights = Fights({"a": NO, "b": BAD}, runs)
+        list(tuning(fights, B, A, max_time_s=250).run())
+        assert [each[0::3] for each in fights.fought] == [("b", ERROR / 2), ("a", level)]
+
+
 def test_open_duel_goes_on_once_after_the_others_with_the_time_that_is_left() -> None:
     fights = Fights({"a": NO, "b": OPEN})
 
@@ -150,7 +160,7 @@ def test_open_duel_that_has_the_whole_level_goes_on() -> None:
     assert [each[3] for each in fights.fought] == [0.025, 0.025]
     assert decided(rows) == [("b", OPEN)]
 
-    fights = Fights({"b": OPEN})
+    fights = Fights({"b": OPEN}, runs=0)
     list(tuning(fights, B, A, max_time_s=160).run())
     assert [each[0::3] for each in fights.fought] == [("b", 0.05)]
 

@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from analysis.__main__ import main as main_of_analyze
 from launcher.duel import contest
 from launcher.duel.contest import OutOfTimeError
 from launcher.duel.referee import Losses
-from launcher.duel.sides import Request
+from launcher.duel.sides import Request, plan_of_script
+from launcher.machine.local import LocalPlan
 from launcher.machine.runtime import Workplace
 from launcher.tune import candidates, evidence, report, session
 from launcher.tune.evidence import Decision
@@ -63,12 +64,17 @@ def tune(
     script: str = "train.py",
     **more: Any,
 ) -> Tuned:
+    request = Request(shared={"device": "cpu"}, words=(), commits=None, images=None, output=Path("tune"))
+
+    def plan_of(words: Sequence[str], change: str | None, ceilings: bool) -> LocalPlan:
+        side, workplace = replace(request, words=tuple(words)), Workplace(folder=Path.cwd())
+        return plan_of_script(side, workplace, {}, change=change, ceilings=ceilings)
+
     asked = session.Asked(
-        request=Request(
-            shared={"device": "cpu"}, words=(script, *words), commits=None, images=None, output=Path("tune")
-        ),
-        workplace=Workplace(folder=Path.cwd()),
-        environment={},
+        words=(script, *words),
+        folder=Path.cwd(),
+        output=request.output,
+        plan_of=plan_of,
         **{"margin": 0.02, "max_time_s": 1e6, "losses": losses, "tries": (), **more},
     )
     rows = rows if rows is not None else []

@@ -258,6 +258,19 @@ def test_a_run_that_kept_few_threads_busy_says_why(
     assert [text.partition("; load average")[0] for text in notes] == ([note] if note else [])
 
 
+def test_more_threads_than_cpus_wait_for_each_other_not_for_other_processes() -> None:
+    record = Record(
+        run_id="run-1",
+        status=Status.COMPLETED,
+        spec=Spec(model="resnet18", batch_size=4, device="cpu"),
+        environment=Environment(device=DeviceFacts(threads=4), host=HostFacts(cpus_allowed=2)),
+        timing=Timing(cpus_used=0.8, cpus_waited=0.5),
+    )
+    assert train._idle_cpus(record) == [
+        "the run got 0.80 of 4 CPUs: it has more threads than CPUs, and they wait for each other"
+    ]
+
+
 @pytest.mark.usefixtures("without_doubt")
 def test_ceilings_come_first_and_are_reused_unless_fresh_ones_are_requested() -> None:
     lines: tuple[list[str], ...] = ([], [], ["--fresh-ceilings"])

@@ -193,6 +193,24 @@ def test_a_script_of_ones_own_with_the_files_that_git_tracks(machine: sshd.Machi
     assert len(list((folder / "results").iterdir())) == 2
 
 
+@pytest.mark.night(part="places")
+def test_a_tuning_there_gives_the_same_files_as_one_here(machine: sshd.Machine, tmp_path: Path) -> None:
+    folder = tiny.project(tmp_path)
+    there = f"ssh --host {machine.host} --port {machine.port} --max-run-time 10m --python {sys.executable}"
+    short = ("--cpu", "--max-time", "1m", "--min-seconds", "0.1", "--losses", "any", "--format", "json")
+    words = ("launch", "tune", "--on", there, *short, "--", "train.py", "--lr", "0.1")
+    out, err = ran(machine, folder, *words, code=ExitCode.NOT_DECIDABLE, place=False)
+
+    *rows, end = [json.loads(line) for line in out.splitlines()]
+    assert "not decidable" in {row["decision"] for row in rows}
+    assert (end["exit_code"], end["evidence"]) == (ExitCode.NOT_DECIDABLE, "tune/evidence.json")
+    assert "what limits a step" in err or "a step is limited by" in err
+    out, _ = ran(machine, folder, "launch", "tune", "--check", "tune/evidence.json", place=False)
+    assert re.fullmatch(r"\d+ decisions? recomputed from the \d+ runs that tune/evidence.json names\n", out)
+    evidence = json.loads((folder / "tune/evidence.json").read_text())
+    assert {*evidence["originals"]} < {path.parent.name for path in folder.glob("tune/*/run.json")}
+
+
 def test_variables_of_launches_that_never_came_are_erased(machine: sshd.Machine, tmp_path: Path) -> None:
     """`down` erases those of a launch that is named, `reap` those of every launch that cannot live any more."""
     store = machine.home / ".rooflaunch/launches"
