@@ -1,4 +1,4 @@
-"""Planted: activations are subnormal numbers, with which a CPU computes slowly; `torch.set_flush_denormal(True)`."""
+"""Nothing to gain on a CPU to which subnormal numbers are as fast as others, such as AMD's Zen: such activations."""
 
 import torch
 

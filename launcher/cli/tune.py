@@ -154,8 +154,8 @@ def _tuned_there(
     there = replace(there, data=data) if data else there
     script = commands.Script(words=tuple(words), options=there, is_fresh=module.COMMAND.is_fresh)
     place, defaults = Place(backend=backend, where=where), {"min_seconds": SEGMENT_S}
-    file = commands.tune(place, own, {**defaults, **typed}, script=script, tuning=tuning, output=output)
-    return report.received(file, script_name(words))
+    rows = commands.tune(place, own, {**defaults, **typed}, script=script, tuning=tuning, output=output)
+    return report.received(rows, output, script_name(words))
 
 
 def _end(tuned: "Tuned", output_format: TableFormat, *, are_shown: bool = False) -> int:

@@ -168,8 +168,8 @@ def tune(
     script: Script,
     tuning: Mapping[str, Any],
     output: Path,
-) -> Path:
-    """Tune a script at a place. Fetches bundles, evidence and patch into `output`; returns the file with the rows.
+) -> bytes:
+    """Tune a script at a place. Fetches bundles, evidence and patch into `output`; returns the object with the rows.
 
     `tuning`: as `launcher.protocol.records.Request` has it. Raises the error of the launch.
     """
@@ -185,12 +185,17 @@ def tune(
         draft, plan=draft.plan.renamed(replace(draft.plan.request, tuning={**tuning, "tries": list(tuning["tries"])}))
     )
     outcome, session = _carry_out(draft, output=output)
+    files = dict[str, bytes]()
     for listed in session.store.objects(tuning_object(outcome.name)):
-        content = session.store.read(listed.name, most_bytes=MAX_TEXT_BYTES)
-        (output / Path(listed.name).name).write_bytes(content or b"")
+        files[Path(listed.name).name] = session.store.read(listed.name, most_bytes=MAX_TEXT_BYTES) or b""
+    rows = files.pop(TUNED, b"")
+    for name, content in files.items():
+        (output / name).write_bytes(content)
+    for label, text in _closing(outcome, draft.plan, session.machines.noun):
+        print(f"{label:<10} {text}", file=sys.stderr)
     if outcome.error:
         raise outcome.error
-    return output / TUNED
+    return rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -147,28 +147,22 @@ def end_json(tuned: Tuned) -> dict[str, Any]:
 def sent(rows: Sequence[Row], tuned: Tuned | None) -> bytes:
     """All that the table of a tuning shows besides the trials, which the evidence has. `tuned`: None before the end."""
     values = [{**asdict(replace(row, trial=None)), "trial": row.trial and row.trial.name} for row in rows]
-    return json.dumps({"rows": values, "patch": tuned and asdict(tuned.patch)}).encode()
+    accepted = [candidate.text for candidate in (tuned.accepted if tuned else ())]
+    return json.dumps({"rows": values, "accepted": accepted, "patch": tuned and asdict(tuned.patch)}).encode()
 
 
-def received(path: Path, script: str) -> Tuned:
-    """The tuning that another machine sent; evidence and bundles are beside `path`. Raises `BundleError`."""
-    folder = path.parent
-    evidence = read(folder / FILE)
-    trials = {trial.name: trial for trial in evidence.trials}
+def received(content: bytes, folder: Path, script: str) -> Tuned:
+    """The tuning that another machine sent; its evidence and bundles are in `folder`. Raises `BundleError`."""
+    trials = {trial.name: trial for trial in read(folder / FILE).trials}
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(content)
         rows = [Row(**{**row, "trial": trials[row["trial"]] if row["trial"] else None}) for row in values["rows"]]
-        patch = Patch(**{"diff": "", **(values["patch"] or {})})
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise BundleError(f"'{path}' cannot be read: {error}", hint="tune again") from error
-    accepted = tuple(
-        candidate_of(trial.change)
-        for trial in evidence.trials
-        if trial.decision is Decision.ACCEPTED and not trial.is_final
-    )
+        patch = Patch(diff=values["patch"]["diff"], notes=tuple(values["patch"]["notes"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise BundleError(f"the tuning of '{script}' arrived damaged: {error}", hint="tune again") from error
     return Tuned(
         rows=rows,
-        accepted=accepted,
+        accepted=[candidate_of(text) for text in values["accepted"]],
         patch=patch,
         patch_file=folder / f"{script}.patch" if patch.diff else None,
         evidence=folder / FILE,

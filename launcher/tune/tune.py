@@ -41,6 +41,8 @@ from workload.contract.text import duration, minutes, percent
 MOST_OF_TIME = 0.5
 # Most duels of one change in a session.
 MOST_DUELS = 2
+# Runs may take this much longer than the latest, so that a duel that was given just enough time is not broken off.
+SLACK = 1.2
 # Less than this chance of an error is left for no trial.
 LEAST_WEALTH = 1e-4
 ALL = "all of these together"
@@ -222,7 +224,7 @@ class Tuning:
 
     def _least_s(self, error: float, *, done: int = 0) -> float:
         """Estimated seconds of the fewest runs that decide a trial with this chance of an error, after `done` runs."""
-        return max(least_quadruples(2 * error) * SEGMENTS - done, SEGMENTS) * self.duels.run_s
+        return max(least_quadruples(2 * error) * SEGMENTS - done, SEGMENTS) * SLACK * self.duels.run_s
 
     def _planned(self, wished: int) -> int:
         """Number of trials that there is time for, at most `wished`: the fewer they are, the fewer runs each needs."""

@@ -9,7 +9,7 @@ import pytest
 from launcher.duel.referee import Losses
 from launcher.tune.candidates import Candidate
 from launcher.tune.evidence import ERROR, Decision, Evidence, Trial
-from launcher.tune.tune import ALL, Base, Fought, Row, Tuning
+from launcher.tune.tune import ALL, SLACK, Base, Fought, Row, Tuning
 
 YES, NO, BAD, OPEN = Decision.ACCEPTED, Decision.BELOW, Decision.FAILED, Decision.OPEN
 
@@ -36,7 +36,7 @@ class Fights:
 
     results: Mapping[str, Decision]
     runs: int = 28
-    run_s: float = 100 / 28
+    run_s: float = 100 / 28 / SLACK
     clock_s: float = 0.0
     fought: list[tuple[str, tuple[str, ...], tuple[str, ...], float]] = field(default_factory=list)
     allowed_s: list[float] = field(default_factory=list)

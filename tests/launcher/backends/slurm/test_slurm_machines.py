@@ -4,6 +4,7 @@ Both nodes are this machine: what differs between machines is shown by tests/wor
 """
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -128,6 +129,20 @@ def test_unchanged_script_on_two_machines_is_measured(cluster: SlurmCluster) -> 
     record = launch.ends()
     assert_two_machines(record, 6)
     assert record.spec.script is not None
+
+
+@NIGHT
+def test_duel_of_one_machine_against_two_inside_a_job(cluster: SlurmCluster) -> None:
+    short = ("--iterations", "4", "--warmup", "1", "--min-seconds", "0.1", "--max-time", "1m")
+    sides = ("--", "--machines", "1", "---", "--machines", "2")
+    line = shlex.join([sys.executable, "-m", "launcher", "duel", "--cpu", *TINY, *short, "-o", "duel", *sides])
+    job = ["sbatch", "--wait", "--nodes=2", "--mem=1900", "--output=duel.txt", "--wrap", line]
+    environ = {**cluster.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(job, cwd=cluster.home, env=environ, capture_output=True, text=True, check=False)
+    told = (cluster.home / "duel.txt").read_text()
+    assert done.returncode == ExitCode.NOT_DECIDABLE, told + done.stderr
+    records = [bundle.read(path.parent).record for path in cluster.home.glob(f"duel/*/{bundle.MANIFEST}")]
+    assert {record.spec.machines or 1 for record in records if record.status is Status.COMPLETED} == {1, 2}
 
 
 ALONE = """
