@@ -13,8 +13,8 @@ from workload.contract.record import Record
 
 # Less time than this share is left of no run.
 LEAST_REST = 1e-6
-# Without page faults, threads neither wait for each other's faults nor read new memory into the caches: 77 % of the time
-# went where the kernel had 74.5 % of it (benchmarks/tuned/page_faults.py on two CPUs).
+# Without page faults, threads neither wait for each other's faults nor read new memory into the caches: 77 % of the
+# time went where the kernel had 74.5 % of it (benchmarks/tuned/page_faults.py on two CPUs).
 BESIDE_FAULTS = 1.1
 # Of the time beyond the roof, one change removes this part if it goes well: most of it are calls, caches and copies.
 LIKELY_FROM_ROOF = 0.2

@@ -107,6 +107,7 @@ FOLLOWING = following(clocks())
 FEW_SAMPLES = {name: values[:7] for name, values in FOLLOWING["telemetry"].items()}
 OUTSIDE = {"t_s": [1.0, 2.0, 6.0, 8.0, 90.0], "clock_event_reasons": [THERMAL, THERMAL, 0, 0, THERMAL]}
 ON_CPU = {"device_type": "cpu", "threads": 4.0}
+WAITING = {"timing": {"cpus_used": 1.0, "cpus_waited": 0.5}}
 FAULTS = {"cpus_used": 2.0, "cpus_in_kernel": 0.4, "page_faults_per_s": 1e5, "measured_s": 6.0, "step_s": {"n": 60}}
 CASES: dict[str, list[dict[str, Any]]] = {
     "steps that follow the clock": [FOLLOWING],
@@ -139,7 +140,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "one of four CPUs": [run(steps=STEP, **ON_CPU, cpus_used=1.0, data_wait_fraction=0.0)],
     "three of four CPUs": [run(steps=STEP, **ON_CPU, cpus_used=3.0)],
     "one busy thread that waits for no CPU": [run(record={"timing": {"cpus_waited": 0.0}}, **ON_CPU, cpus_used=1.0)],
-    "one busy thread that waits": [run(record={"timing": {"cpus_waited": 0.5}}, **ON_CPU, cpus_used=1.0)],
+    "one busy thread that waits": [run(record=WAITING, **ON_CPU, cpus_used=1.0)],
     "steal": [run(steps=STEP, telemetry={"cpu_steal_percent": [3.0] * 4})],
     "hardly any steal": [run(steps=STEP, telemetry={"cpu_steal_percent": [2.0] * 4})],
     "3 s of 2 threads in 5 s": [throttled(4.0)],

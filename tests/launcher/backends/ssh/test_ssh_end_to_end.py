@@ -194,21 +194,28 @@ def test_a_script_of_ones_own_with_the_files_that_git_tracks(machine: sshd.Machi
 
 
 @pytest.mark.night(part="places")
+@pytest.mark.timeout(900)
 def test_a_tuning_there_gives_the_same_files_as_one_here(machine: sshd.Machine, tmp_path: Path) -> None:
     folder = tiny.project(tmp_path)
-    there = f"ssh --host {machine.host} --port {machine.port} --max-run-time 10m --python {sys.executable}"
-    short = ("--cpu", "--max-time", "1m", "--min-seconds", "0.1", "--losses", "any", "--format", "json")
-    words = ("launch", "tune", "--on", there, *short, "--", "train.py", "--lr", "0.1")
-    out, err = ran(machine, folder, *words, code=ExitCode.NOT_DECIDABLE, place=False)
+    (folder / "train.py").write_text((ROOT / "benchmarks/tuned/slow_decoding.py").read_text())
+    there = f"ssh --host {machine.host} --port {machine.port} --max-run-time 15m --python {sys.executable}"
+    short = ("--cpu", "--max-time", "4m", "--min-seconds", "0.3", "--margin", "50%", "--format", "json")
+    command = started(machine, folder, "launch", "tune", "--on", there, *short, "--", "train.py", place=False)
+    out, err = command.communicate()
 
     *rows, end = [json.loads(line) for line in out.splitlines()]
-    assert "not decidable" in {row["decision"] for row in rows}
-    assert (end["exit_code"], end["evidence"]) == (ExitCode.NOT_DECIDABLE, "tune/evidence.json")
-    assert "what limits a step" in err or "a step is limited by" in err
+    assert end["exit_code"] == command.returncode, err
+    assert (rows[0]["change"], end["evidence"]) == ("DataLoader(num_workers=2)", "tune/evidence.json")
+    # On a busy machine there is no time for a duel.
+    if command.returncode == ExitCode.FASTER:
+        assert rows[0]["decision"] == "accepted"
+        tiny.git(folder, "apply", end["patch"])
+        assert "num_workers=2" in (folder / "train.py").read_text()
+    evidence = json.loads((folder / "tune/evidence.json").read_text())
+    named = [*evidence["originals"], *(name for trial in evidence["trials"] for name in trial["bundles"])]
+    assert {path.parent.name for path in folder.glob("tune/*/run.json")} >= {*named}
     out, _ = ran(machine, folder, "launch", "tune", "--check", "tune/evidence.json", place=False)
     assert re.fullmatch(r"\d+ decisions? recomputed from the \d+ runs that tune/evidence.json names\n", out)
-    evidence = json.loads((folder / "tune/evidence.json").read_text())
-    assert {*evidence["originals"]} < {path.parent.name for path in folder.glob("tune/*/run.json")}
 
 
 def test_variables_of_launches_that_never_came_are_erased(machine: sshd.Machine, tmp_path: Path) -> None:
