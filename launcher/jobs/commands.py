@@ -181,15 +181,16 @@ def tune(
             f"with {duration(AROUND_TUNING_S)} around it",
             hint="a shorter --max-time, or a longer time limit in --on",
         )
-    draft = replace(
-        draft, plan=draft.plan.renamed(replace(draft.plan.request, tuning={**tuning, "tries": list(tuning["tries"])}))
-    )
+    remark = f"a tuning of at most {duration(tuning['max_time_s'])}, in which the run above is repeated with changes"
+    request = replace(draft.plan.request, tuning={**tuning, "tries": list(tuning["tries"])})
+    files = draft.script_files and replace(draft.script_files, notes=(*draft.script_files.notes, remark))
+    draft = replace(draft, plan=draft.plan.renamed(request), script_files=files)
     outcome, session = _carry_out(draft, output=output)
-    files = dict[str, bytes]()
+    found = dict[str, bytes]()
     for listed in session.store.objects(tuning_object(outcome.name)):
-        files[Path(listed.name).name] = session.store.read(listed.name, most_bytes=MAX_TEXT_BYTES) or b""
-    rows = files.pop(TUNED, b"")
-    for name, content in files.items():
+        found[Path(listed.name).name] = session.store.read(listed.name, most_bytes=MAX_TEXT_BYTES) or b""
+    rows = found.pop(TUNED, b"")
+    for name, content in found.items():
         (output / name).write_bytes(content)
     for label, text in _closing(outcome, draft.plan, session.machines.noun):
         print(f"{label:<10} {text}", file=sys.stderr)
