@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.agent import data_of
+from launcher.agent.agent import ROOT, data_of
 from launcher.agent.home import REQUEST, Home
 from launcher.protocol.records import Request
 from launcher.script import files as script_files
@@ -36,7 +36,6 @@ AGENT_LIMIT_S = 120.0
 SENT_EVERY_S = 0.5
 # Ranks that lose the first machine end within ten seconds.
 END_LIMIT_S = 15.0
-STARTER = "ROOFLAUNCH_STARTER"
 
 
 class RanksHere:
@@ -62,7 +61,7 @@ class RanksHere:
         order = self._order
         self._notes.mkdir(parents=True, exist_ok=True)
         variables = {name: self._here(value) for name, value in order["variables"].items()}
-        variables[STARTER] += f" {order['host']} {order['home']}"
+        variables[further.STARTER] += f" {order['host']} {order['home']}"
         words = [sys.executable, "-P", *map(self._here, order["words"])]
         for place in order["ranks"]:
             with (self._notes / f"{further.OUTPUT}{place['RANK']}").open("wb") as printed:
@@ -188,7 +187,7 @@ class Further:
     def _prepare(self) -> None:
         if self._request.script:
             script_files.unpack(self._request, open_store(self._request.store, probe="scripts/"), self._home)
-            data_of(self._request, Home(path=self._home), Path("/"), is_over=lambda: False)
+            data_of(self._request, Home(path=self._home), ROOT, lambda: False)
 
 
 def main(words: Sequence[str]) -> int:

@@ -148,7 +148,7 @@ def launch(
         raise UsageError("--request needs --dry-run", hint="--dry-run --request")
     words, script_files = script.packed(place.backend, Path.cwd(), os.environ) if script else ((), None)
     resolved = resolve(typed, os.environ, Path.cwd(), script=words)
-    if not options_of(place.backend).COMMAND.several_machines:
+    if not options_of(place.backend).COMMAND.several_machines and not getattr(options, "beside", ()):
         runtime.require_one_machine(resolved.spec, place.backend)
     runtime.require_model(resolved.spec.model)
     runtime.require_data(resolved.spec, is_here=False)

@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# Variable of a rank on one of several machines: address, port and password of the process that started it; without srun
+# also the name of the rank's host, and on a further machine the folder of the job on the first one.
+STARTER = "ROOFLAUNCH_STARTER"
 # Variable of the job's processes on the first machine: path of the file with its name and the further machines.
 VARIABLE = "ROOFLAUNCH_MACHINES"
 # Private files in the folder of the job, on each machine. PORT: of a further one. SEEN: variables of the agent.

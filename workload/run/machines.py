@@ -30,12 +30,11 @@ from typing import Any, Protocol, Self
 
 from workload.contract import bundle, further
 from workload.contract.errors import LostRankError, RunFailedError, ToolError, UsageError
-from workload.contract.further import CONNECT_LIMIT_S, kept_alive, listening_at
+from workload.contract.further import CONNECT_LIMIT_S, STARTER, kept_alive, listening_at
 from workload.contract.operating_system import SIGKILL, replace_text
 from workload.contract.process import interruption_deferred
 from workload.contract.ranks import FOLDER, HOST_COLUMNS, HOSTS_FILE
 from workload.environment.machine import run_tool
-from workload.steps.program import STARTER
 
 # Longest time from the start until all ranks have connected: Python starts slowly from a busy network file system.
 JOIN_LIMIT_S = 120.0
@@ -377,7 +376,13 @@ class _Everywhere:
             for node in range(len(nodes))
             for local, rank in enumerate(range(node * devices, (node + 1) * devices))
         ]
-        order = {"what": "run", "home": os.environ[JOB], "folder": str(Path.cwd()), "words": [*words], "notes": str(notes)}
+        order = {
+            "what": "run",
+            "home": os.environ[JOB],
+            "folder": str(Path.cwd()),
+            "words": [*words],
+            "notes": str(notes),
+        }
         self._there = []
         self._here: list[subprocess.Popen[bytes]] = []
         try:
