@@ -40,7 +40,7 @@ def main(words: Sequence[str]) -> int:
             if lease is None:
                 return ExitCode.DONE
             try:
-                with further.kept(request.script.get("env", ())):
+                with further.kept():
                     Agent(request, host, store, home, root=root, stop=stop, is_lost=lease.is_lost).work()
             finally:
                 lease.release()

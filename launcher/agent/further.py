@@ -22,12 +22,14 @@ from typing import Any
 
 from launcher.agent.agent import ROOT, data_of
 from launcher.agent.home import REQUEST, Home
+from launcher.machine.runtime import script_variables
 from launcher.protocol.records import Request
 from launcher.script import files as script_files
 from workload.contract import further
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.further import Caller, Messages
 from workload.contract.operating_system import replace_text
+from workload.contract.spec import RunSpec
 from workload.storage.address import open_store
 
 # Longest wait for the agent on the first machine, which is started after this process.
@@ -39,11 +41,11 @@ END_LIMIT_S = 15.0
 
 
 class RanksHere:
-    """Ranks of one run on this machine. `home`: folder of the job here; `variables`: the user's secret ones."""
+    """Ranks of one run on this machine. `home`: folder of the job here; `variables`: those of the user's script."""
 
     def __init__(self, home: Path, order: Mapping[str, Any], messages: Messages, variables: Mapping[str, str]) -> None:
         self.messages = messages
-        self._home, self._order, self._secret = home, order, variables
+        self._home, self._order, self._own = home, order, variables
         self._output = Home(path=home).output
         self._notes = Path(self._here(order["notes"]))
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -60,8 +62,8 @@ class RanksHere:
         """Start the ranks. Raises `OSError`."""
         order = self._order
         self._notes.mkdir(parents=True, exist_ok=True)
-        variables = {name: self._here(value) for name, value in order["variables"].items()}
-        variables[further.STARTER] += f" {order['host']} {order['home']}"
+        starter = f"{order['variables'][further.STARTER]} {order['host']} {order['home']}"
+        variables = {**order["variables"], further.STARTER: starter}
         words = [sys.executable, "-P", *map(self._here, order["words"])]
         for place in order["ranks"]:
             with (self._notes / f"{further.OUTPUT}{place['RANK']}").open("wb") as printed:
@@ -70,7 +72,7 @@ class RanksHere:
                     stdin=subprocess.DEVNULL,
                     stdout=printed,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **self._secret, **variables, **place},
+                    env={**os.environ, **self._own, **variables, **place},
                     cwd=self._here(order["folder"]),
                     start_new_session=True,
                 )
@@ -133,9 +135,10 @@ class Further:
     def __init__(self, home: Path, listening: socket.socket, password: str) -> None:
         self._home, self._listening, self._password = home, listening, password
         self._request = Request.from_bytes((home / REQUEST).read_bytes())
-        self._variables: dict[str, str] = {}
+        spec = RunSpec.from_json(self._request.spec)
+        self._variables = script_variables(spec) if spec.script else {}
         if (secrets := home / further.SECRETS).exists():
-            self._variables = json.loads(secrets.read_text(encoding="utf-8"))
+            self._variables |= json.loads(secrets.read_text(encoding="utf-8"))
             secrets.unlink()
         self._callers: list[Caller] = []
         self._agent: Messages | None = None
@@ -145,18 +148,7 @@ class Further:
         """Work until the agent on the first machine has ended, or has not come in time."""
         until_s = time.monotonic() + AGENT_LIMIT_S
         while self._agent.is_open if self._agent else time.monotonic() < until_s:
-            run = [self._run.messages] if self._run else []
-            agent = [self._agent] if self._agent else []
-            for ready in select.select([self._listening, *self._callers, *agent, *run], [], [], SENT_EVERY_S)[0]:
-                if ready is self._listening:
-                    with suppress(OSError):
-                        self._callers.append(Caller(self._listening.accept()[0]))
-                elif isinstance(ready, Caller) and ready in self._callers:
-                    self._receive(ready)
-                elif self._run and ready is self._run.messages:
-                    self._run.hear()
-                elif self._agent:
-                    self._agent.receive()
+            self._listen()
             if self._run and self._run.messages.is_open:
                 self._run.send()
             if self._run and not self._run.messages.is_open:
@@ -166,6 +158,20 @@ class Further:
             print(f"no process of the first machine has connected within {AGENT_LIMIT_S:g} s", flush=True)
         if self._run:
             self._run.end()
+
+    def _listen(self) -> None:
+        """Hear what has come, or wait for it at most `SENT_EVERY_S`."""
+        known = [*self._callers, *([self._agent] if self._agent else ()), *([self._run.messages] if self._run else ())]
+        for ready in select.select([self._listening, *known], [], [], SENT_EVERY_S)[0]:
+            if ready is self._listening:
+                with suppress(OSError):
+                    self._callers.append(Caller(self._listening.accept()[0]))
+            elif ready in self._callers:
+                self._receive(ready)
+            elif self._run and ready is self._run.messages:
+                self._run.hear()
+            elif self._agent:
+                self._agent.receive()
 
     def _receive(self, caller: Caller) -> None:
         order = caller.order(self._password)

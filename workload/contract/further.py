@@ -1,9 +1,9 @@
-"""Further machines of a run that share no folder with its first one: how its processes reach them. Standard library only.
+"""Further machines of a run that share no folder with its first one, and how its processes reach them.
 
-On each of them `launcher/agent/further.py` listens. The agent on the first machine keeps a connection to it while the
-job lives. The starting process of each run has another one, by which ranks begin there and their files arrive. Messages
-are lines of JSON. The first message of a connection is signed with a password and a number that is used once:
-whoever reads along learns nothing by which ranks could be started.
+Standard library only. On each of them `launcher/agent/further.py` listens. The agent on the first machine keeps a
+connection to it while the job lives. The starting process of each run has another one, by which ranks begin there and
+their files arrive. Messages are lines of JSON. The first message of a connection is signed with a password and a number
+that is used once: whoever reads along learns nothing by which a process could be started.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,8 @@ from typing import Any
 STARTER = "ROOFLAUNCH_STARTER"
 # Variable of the job's processes on the first machine: path of the file with its name and the further machines.
 VARIABLE = "ROOFLAUNCH_MACHINES"
-# Private files in the folder of the job, on each machine. PORT: of a further one. SEEN: variables of the agent.
-FILE, PORT, SECRETS, SEEN = "machines.json", "port", "secrets.json", "variables-of-the-agent.json"
+# Files in the folder of the job: how machines are reached; on a further one its port, and the values of --env.
+FILE, PORT, SECRETS = "machines.json", "port", "variables.json"
 # Beginnings of names in the folder of a run's notes: what a rank printed; a rank waits until its files have arrived.
 OUTPUT, DELIVERING = "output-", "delivering-"
 CONNECT_LIMIT_S, SEND_LIMIT_S = 60.0, 30.0
@@ -146,27 +146,10 @@ def listed() -> tuple[str, list[Further]]:
 
 
 @contextmanager
-def kept(secret: Collection[str]) -> Iterator[None]:
-    """In the agent: tell the further machines that the job lives, until the work is over.
-
-    `secret`: variables of the user's, which have reached the further machines on another way.
-    """
+def kept() -> Iterator[None]:
+    """In the agent: tell the further machines that the job lives, until the work is over."""
     with ExitStack() as connections:
         for each in listed()[1]:
-            with suppress(OSError):  # the run tells it
+            with suppress(OSError):  # the run will tell it
                 connections.callback(each.connected({"what": "job"}).close)
-        if VARIABLE in os.environ:
-            seen = Path(os.environ[VARIABLE]).with_name(SEEN)
-            seen.touch(mode=0o600)
-            seen.write_text(json.dumps({"secret": list(secret), "variables": dict(os.environ)}), encoding="utf-8")
         yield
-
-
-def new_variables() -> dict[str, str]:
-    """Variables that this process has got since the agent began: the ranks on further machines get them too."""
-    seen = json.loads(Path(os.environ[VARIABLE]).with_name(SEEN).read_text(encoding="utf-8"))
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if seen["variables"].get(name) != value and name not in seen["secret"]
-    }

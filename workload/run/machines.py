@@ -2,9 +2,10 @@
 
 Ranks are started by Slurm's `srun`; or, without Slurm and a shared folder, by this process and by a process on each
 further machine (`launcher/agent/further.py`), which sends the files that its ranks write. A rank tells the starting
-process its host and its version of torch, and waits until all ranks have come. Later it sends its error, if it has one. A rank whose connection breaks has ended, or its machine or
-the network is lost; a rank that loses the starting process ends itself. The clocks of the machines are compared over
-the same connections, as NTP does: of several round trips the shortest counts.
+process its host and its version of torch, and waits until all ranks have come. Later it sends its error, if it has one.
+A rank whose connection breaks has ended, or its machine or the network is lost; a rank that loses the starting process
+ends itself. The clocks of the machines are compared over the same connections, as NTP does: of several round trips the
+shortest counts.
 """
 
 import base64
@@ -370,7 +371,6 @@ class _Everywhere:
         self, words: Sequence[str], nodes: Sequence[Node], devices: int, variables: Mapping[str, str], notes: Path
     ) -> None:
         self.returncode: int | None = None
-        variables = {**variables, **further.new_variables()}
         places = [
             {"RANK": str(rank), "ROLE_RANK": str(rank), "LOCAL_RANK": str(local), "GROUP_RANK": str(node)}
             for node in range(len(nodes))
@@ -383,11 +383,16 @@ class _Everywhere:
             "words": [*words],
             "notes": str(notes),
         }
+        threads = {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
         self._there = []
         self._here: list[subprocess.Popen[bytes]] = []
         try:
             for at, machine in enumerate(further.listed()[1], 1):
-                own = {"variables": variables, "ranks": places[at * devices : (at + 1) * devices], "host": machine.name}
+                own = {
+                    "variables": {**variables, **threads},
+                    "ranks": places[at * devices : (at + 1) * devices],
+                    "host": machine.name,
+                }
                 self._there.append(_There(machine, {**order, **own}, notes.parent, waiting=nodes[0].name))
             for place in places[:devices]:
                 environment = {**os.environ, **variables, **place}

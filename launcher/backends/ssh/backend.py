@@ -96,8 +96,8 @@ class SshMachines(RemoteJobs):
             for number, each in enumerate(plan.beside, 2):
                 there, password = self.of(each.login), secrets.token_hex(16)
                 tell(f"starting the job on {there.place}")
-                begun.append((there, there._begin_beside(plan, each, number, password, self._store)))
-                where = {"address": each.address, "port": there._port(begun[-1][1].name), "password": password}
+                begun.append((there, there.begin_beside(plan, each, number, password, self._store)))
+                where = {"address": each.address, "port": there.port_of(begun[-1][1].name), "password": password}
                 listed.append({"name": each.login.host, **where})
             tell(f"starting the job on {self.place}")
             if listed:
@@ -139,7 +139,7 @@ class SshMachines(RemoteJobs):
             raise ToolError(f"the job did not start on {self.place}", hint=f"launch logs {request.name}")
         return machine
 
-    def _begin_beside(self, plan: SshPlan, beside: Beside, number: int, password: str, first: SshFolder) -> Machine:
+    def begin_beside(self, plan: SshPlan, beside: Beside, number: int, password: str, first: SshFolder) -> Machine:
         """Start the process of a further machine, with the script's files from the store of the first machine."""
         request, script = plan.request, dict(plan.request.script)
         files = {further.FILE: json.dumps({"address": beside.address, "password": password})}
@@ -153,7 +153,8 @@ class SshMachines(RemoteJobs):
         start = replace(beside.start, words=(*beside.start.words[:-1], f"{beside.root}/jobs/{request.name}"))
         return self._begin(request, start, files)
 
-    def _port(self, name: str) -> int:
+    def port_of(self, name: str) -> int:
+        """Port at which the process of a further machine listens. Raises `ToolError` if it has ended."""
         port = int(self.ask("port", name=name)["port"])
         if not port:
             raise ToolError(

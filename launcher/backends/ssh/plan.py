@@ -184,7 +184,7 @@ def _beside(spec: RunSpec, options: Options, login: Login) -> tuple[Beside, ...]
     if spec.machines != len(logins):
         raise UsageError(
             f"a run has a --host for each machine; got --machines {spec.machines} with {hosts}",
-            hint=f"leave --machines out",
+            hint="leave --machines out",
         )
     if len(logins) > 1 and (options.image or options.runtime is Runtime.DOCKER):
         raise UsageError(

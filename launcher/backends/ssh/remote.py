@@ -260,8 +260,8 @@ def start(root: Path, question: dict[str, Any]) -> dict[str, Any]:
     (home / "request.json").write_text(question["request"])
     (home / "keeper.py").write_text(question["keeper"])
     for file, text in question.get("files", {}).items():
-        with open(os.open(str(home / file), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as private:
-            private.write(text)
+        (home / file).touch(mode=0o600)
+        (home / file).write_text(text)
     start_keeper(root, home, {name: question[name] for name in JOB_SETTINGS}, lock, busy)
     until_s = time.monotonic() + STARTED_WITHIN_S
     while time.monotonic() < until_s and not (home / "kept.json").exists():
@@ -270,7 +270,7 @@ def start(root: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def port(home: Path) -> int:
-    """Port at which the job's process listens (launcher/agent/further.py); 0 if it ended, or does not listen in time."""
+    """Port at which the job's process listens (launcher/agent/further.py); 0 if it does not listen in time."""
     until_s = time.monotonic() + LISTENS_WITHIN_S
     while time.monotonic() < until_s and not (home / "port").exists() and is_locked(home / "lock"):
         time.sleep(LOCK_AGAIN_S)
