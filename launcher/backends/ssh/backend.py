@@ -157,9 +157,8 @@ class SshMachines(RemoteJobs):
         """Port at which the process of a further machine listens. Raises `ToolError` if it has ended."""
         port = int(self.ask("port", name=name)["port"])
         if not port:
-            raise ToolError(
-                f"the job on {self.place} ended before it listened", hint=f"launch logs {name} --host {self.place}"
-            )
+            log = f"{ROOT}/launches/{name}/startup.log"
+            raise ToolError(f"the job on {self.place} does not listen", hint=f"{self._login.command()} cat {log}")
         return port
 
     def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
