@@ -25,7 +25,7 @@ class Where:
     """Machine: `host` is `[USER@]HOST`, as ssh takes it, or an alias of ~/.ssh/config."""
 
     host: str = choice(
-        "the machine, or an alias of ~/.ssh/config; repeated: machines that train together",
+        "the machine, or an alias of ~/.ssh/config; repeatable for a run on several",
         metavar="USER@HOST",
         is_repeatable=True,
     )

@@ -1,4 +1,4 @@
-"""`launch ssh --host first --host second`: one run on two machines without a shared folder, and what is killed meanwhile.
+"""`launch ssh --host first --host second`: one run on two machines without a shared folder, and what is killed then.
 
 Both machines are a real sshd here, each with a home of its own; in the last tests, in network namespaces of their own.
 """
@@ -23,7 +23,7 @@ from workload.contract import bundle
 from workload.contract.errors import ExitCode
 from workload.contract.record import Record, Status
 
-pytestmark = [pytest.mark.world, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.world, pytest.mark.server, pytest.mark.timeout(900)]
 NIGHT = pytest.mark.night(part="places")
 ROOT = Path(__file__).parents[4]
 TINY = ("--model", "squeezenet1_1", "--batch-size", "2", "--image-size", "64")
@@ -187,12 +187,12 @@ def test_repeats_of_the_trainer_use_the_same_process_there(hosts: Hosts) -> None
         assert_two_hosts(record, 5)
 
 
-def helper(hosts: Hosts) -> int:
+def helper(_: Hosts) -> int:
     """The process of the second machine that starts its ranks."""
     return parent_of(of_rank(1))
 
 
-def agent(hosts: Hosts) -> int:
+def agent(_: Hosts) -> int:
     return parent_of(parent_of(of_rank(0)))
 
 
