@@ -73,7 +73,7 @@ class RanksHere:
                     stdout=printed,
                     stderr=subprocess.STDOUT,
                     env={**os.environ, **self._own, **variables, **place},
-                    cwd=self._here(order["folder"]),
+                    cwd=self._home / order["folder"],
                     start_new_session=True,
                 )
             self._processes.append(process)
@@ -147,7 +147,7 @@ class Further:
     def serve(self) -> None:
         """Work until the agent on the first machine has ended, or has not come in time."""
         until_s = time.monotonic() + AGENT_LIMIT_S
-        while self._agent.is_open if self._agent else time.monotonic() < until_s:
+        while self._agent.is_open if self._agent else (self._run or time.monotonic() < until_s):
             self._listen()
             if self._run and self._run.messages.is_open:
                 self._run.send()
@@ -179,9 +179,9 @@ class Further:
             self._callers.remove(caller)
         if order and order["what"] == "job":
             self._agent = caller
-        elif order and self._run:  # the first machine does one run at a time
-            caller.close()
         elif order:
+            if self._run:  # the first machine does one run at a time
+                self._run.end()
             self._run = RanksHere(self._home, order, caller, self._variables)
             try:
                 self._prepare()
@@ -202,7 +202,12 @@ def main(words: Sequence[str]) -> int:
     if (home / further.PORT).exists():
         return ExitCode.DONE
     settings = json.loads((home / further.FILE).read_text(encoding="utf-8"))
-    with further.listening_at(settings["address"]) as listening:
+    try:
+        listening = further.listening_at(settings["address"])
+    except OSError as error:
+        print(f"error: nobody can listen at {settings['address']}, this machine's address for ssh: {error}", flush=True)
+        return ExitCode.TOOL
+    with listening:
         replace_text(home / further.PORT, str(listening.getsockname()[1]), durable=False)
         Further(home, listening, settings["password"]).serve()
     return ExitCode.DONE

@@ -94,15 +94,16 @@ class Caller(Messages):
             self.connection.sendall(self._number)
 
     def order(self, password: str) -> dict[str, Any] | None:
-        """First message, if it has come and is signed; a caller that cannot sign is closed."""
+        """First message, if it has come and is signed; the connection of a caller that cannot sign is closed."""
         try:
-            messages = self.receive()
-            signature, text = (str(messages[0][name]) for name in ("signature", "order")) if messages else ("", "")
-        except (ValueError, KeyError, TypeError):
-            signature = text = "?"
-        if text and hmac.compare_digest(signature.encode(), _signed(password, self._number, text).encode()):
-            return dict(json.loads(text))
-        if text or not self.is_open or len(self._rest) > MOST_UNSIGNED:
+            for message in self.receive()[:1]:
+                text = str(message["order"])
+                if hmac.compare_digest(str(message["signature"]), _signed(password, self._number, text)):
+                    return dict(json.loads(text))
+                self.close()
+        except (ValueError, KeyError, TypeError, RecursionError):  # compare_digest takes only ASCII
+            self.close()
+        if len(self._rest) > MOST_UNSIGNED:
             self.close()
         return None
 

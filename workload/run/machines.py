@@ -379,7 +379,7 @@ class _Everywhere:
         order = {
             "what": "run",
             "home": os.environ[JOB],
-            "folder": str(Path.cwd()),
+            "folder": os.path.relpath(Path.cwd(), Path(os.environ[JOB]).resolve()),
             "words": [*words],
             "notes": str(notes),
         }
@@ -474,12 +474,11 @@ class _There:
         return self._output / name if is_open and ".." not in name.parts and not name.is_absolute() else None
 
     def _write(self, name: PurePosixPath, at: int, content: bytes) -> None:
-        path = self._place(name)
-        if name.name.startswith(further.OUTPUT):
-            os.write(2, content)
-        elif path:
-            # A full disk is reported by rank 0.
-            with suppress(OSError):
+        # A full disk is reported by rank 0.
+        with suppress(OSError):
+            if name.name.startswith(further.OUTPUT):
+                os.write(2, content)
+            elif path := self._place(name):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("r+b" if at else "wb") as file:
                     file.seek(at)

@@ -142,7 +142,16 @@ def test_only_who_knows_the_password_can_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"{}\n", b'{"order": "x", "signature": 1}\n', b"x" * 9]
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"[]\n",
+        b"{}\n",
+        b'{"order": "x", "signature": 1}\n',
+        b"x" * 9,
+        b'{"order": "\\ud800", "signature": "\xc3\xa9"}\n',
+        b"[" * 9000 + b"\n",
+    ],
 )
 def test_strangers_order_nothing(sent: bytes) -> None:
     with further.listening_at("127.0.0.1") as listening, socket.create_connection(listening.getsockname()) as client:
