@@ -177,24 +177,27 @@ def _beside(spec: RunSpec, options: Options, login: Login) -> tuple[Beside, ...]
     """Further machines of the run, at the same port. Raises `UsageError` for options that several cannot have."""
     logins = [login, *(parse_login(host, login.port) for host in options.beside)]
     hosts = " ".join(f"--host {each}" for each in logins)
-    if len({each.host for each in logins}) < len(logins):
-        raise UsageError(
-            f"each --host is another machine; got {hosts}", hint="--devices for several GPUs of one machine"
-        )
-    if spec.machines != len(logins):
-        raise UsageError(
+    is_container = bool(options.image) or options.runtime is Runtime.DOCKER
+    for is_broken, message, hint in (
+        (
+            len({each.host for each in logins}) < len(logins),
+            f"each --host is another machine; got {hosts}",
+            "--devices 2",
+        ),
+        (
+            spec.machines != len(logins),
             f"a run has a --host for each machine; got --machines {spec.machines} with {hosts}",
-            hint="leave --machines out",
-        )
-    if len(logins) > 1 and (options.image or options.runtime is Runtime.DOCKER):
-        raise UsageError(
-            "several machines need their own Python, no container; got --image or --runtime docker",
-            hint="--python PATH",
-        )
-    if len(logins) > 1 and options.gpu_index is not None:
-        raise UsageError(
-            f"--gpu-index is for a run on one machine; got {options.gpu_index} with {hosts}", hint="leave it out"
-        )
+            "leave --machines out",
+        ),
+        (
+            is_container,
+            f"a container runs on one machine; got --image or --runtime docker with {hosts}",
+            "--python PATH",
+        ),
+        (options.gpu_index is not None, f"--gpu-index is for one machine; got {hosts}", "leave --gpu-index out"),
+    ):
+        if is_broken and len(logins) > 1:
+            raise UsageError(message, hint=hint)
     return tuple(Beside(login=each) for each in logins[1:])
 
 
