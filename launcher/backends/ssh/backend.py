@@ -346,23 +346,21 @@ def prepare(draft: SshPlan, machines: SshMachines) -> SshPlan:
     specs, options = draft.specs, draft.options
     code = contents.make_recipe(contents.require_flavour(CPU_FLAVOUR)).context()
     code_name = hashlib.sha256(code).hexdigest()[:16]
-    site = look_at(machines, python=options.python or USUAL_PYTHON, code=code_name)
+    places = [machines, *(machines.of(each.login) for each in draft.beside)]
+    sites = [look_at(each, python=options.python or USUAL_PYTHON, code=code_name) for each in places]
     if options.gpu_index is not None:
         hint = "`launch doctor ssh` lists the GPUs, counted from 0"
-        gpu_index.require_known(options.gpu_index, range(len(site.gpus)), place=machines.place, hint=hint)
-        site = replace(site, gpus=(site.gpus[options.gpu_index],))
-    _require_possible(machines.place, site, specs, draft.request.work.devices)
+        gpu_index.require_known(options.gpu_index, range(len(sites[0].gpus)), place=machines.place, hint=hint)
+        sites[0] = replace(sites[0], gpus=(sites[0].gpus[options.gpu_index],))
+    site, by_place = sites[0], {each.place: site for each, site in zip(places, sites, strict=True)}
     with_gpu = bool(site.gpus) and any(spec.device in (Device.CUDA, Device.AUTO) for spec in specs)
-    runtime, why = _runtime(machines.place, options, specs, site, with_gpu=with_gpu)
-    sites = {machines.place: site}
-    for each in draft.beside:
-        there = machines.of(each.login)
-        sites[there.place] = other = look_at(there, python=options.python or USUAL_PYTHON, code=code_name)
-        _require_possible(there.place, other, specs, draft.request.work.devices)
-        _runtime(there.place, options, specs, other, with_gpu=with_gpu)
-        _send_code(there, other, code, code_name)
-    _require_alike(sites, specs)
-    _send_code(machines, site, code, code_name)
+    for place, each in by_place.items():
+        _require_possible(place, each, specs, draft.request.work.devices)
+    (runtime, why), *_ = [_runtime(place, options, specs, each, with_gpu=with_gpu) for place, each in by_place.items()]
+    _require_alike(by_place, specs)
+    for there, each in zip(places, sites, strict=True):
+        if not each.has_code:
+            there.ask("code", payload=code, within_s=TRANSFER_LIMIT_S, code=code_name, size=len(code))
     name, image = draft.request.name, ""
     if runtime is Runtime.PROCESS:
         start = _process(site, code_name, f"{site.root}/jobs/{name}")
@@ -377,22 +375,13 @@ def prepare(draft: SshPlan, machines: SshMachines) -> SshPlan:
         runtime=runtime.value,
         image=image,
     )
-    beside = tuple(
-        replace(
-            each,
-            root=other.root,
-            machine=str(other),
-            address=other.address,
-            start=_process(other, code_name, "HOME", FURTHER),
-        )
-        for each, other in zip(draft.beside, list(sites.values())[1:], strict=True)
+    beside = [
+        replace(each, root=at.root, machine=str(at), address=at.address, start=_process(at, code_name, "HOME", FURTHER))
+        for each, at in zip(draft.beside, sites[1:], strict=True)
+    ]
+    return replace(
+        draft, request=request, start=start, beside=tuple(beside), machine=str(site), runtime=f"{runtime}: {why}"
     )
-    return replace(draft, request=request, start=start, beside=beside, machine=str(site), runtime=f"{runtime}: {why}")
-
-
-def _send_code(machines: SshMachines, site: Site, code: bytes, code_name: str) -> None:
-    if not site.has_code:
-        machines.ask("code", payload=code, within_s=TRANSFER_LIMIT_S, code=code_name, size=len(code))
 
 
 def _require_alike(sites: Mapping[str, Site], specs: Sequence[RunSpec]) -> None:
