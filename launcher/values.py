@@ -149,7 +149,7 @@ def choice(
     `shown`: further arguments of `typer.Option`.
     """
     metadata = {"help": text, "flag": flag, "parse": parse, "typed_default": typed_default, "shown": shown}
-    metadata["is_repeatable"] = is_repeatable
+    metadata |= {"is_repeatable": is_repeatable}
     return field(metadata=metadata) if default is _REQUIRED else field(default=default, metadata=metadata)
 
 

@@ -199,7 +199,8 @@ class Further:
 def main(words: Sequence[str]) -> int:
     """Serve the first machine, and return the exit code."""
     home = Path(words[0])
-    if (home / further.PORT).exists():
+    if (home / further.PORT).exists():  # the process was killed
+        shutil.rmtree(Home(path=home).output, ignore_errors=True)
         return ExitCode.DONE
     settings = json.loads((home / further.FILE).read_text(encoding="utf-8"))
     try:

@@ -78,7 +78,7 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
     ) -> int:
         from launcher.jobs import commands
 
-        hosts = own.get("host")
+        hosts: Any = own.get("host")
         beside = tuple(hosts[1:]) if isinstance(hosts, list) else ()
         if beside:
             own["host"] = hosts[0]

@@ -202,7 +202,7 @@ KILLS: dict[str, tuple[Callable[[Hosts], int], str]] = {
     "process there": (helper, "rank 1 on second"),
     "keeper and all there": (lambda hosts: parent_of(helper(hosts)), ""),
     "starting process": (lambda _: parent_of(of_rank(0)), "the trainer was killed by SIGKILL"),
-    "agent": (agent, "broken off"),
+    "agent": (agent, "the process that started this run has ended"),
 }
 
 
