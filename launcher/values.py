@@ -148,8 +148,8 @@ def choice(
     from `typed_default` if the option is absent. `is_repeatable`: one value, of which a command may take several.
     `shown`: further arguments of `typer.Option`.
     """
-    metadata = {"help": text, "flag": flag, "parse": parse, "typed_default": typed_default, "shown": shown}
-    metadata |= {"is_repeatable": is_repeatable}
+    metadata: dict[str, Any] = {"help": text, "flag": flag, "parse": parse, "typed_default": typed_default}
+    metadata |= {"is_repeatable": is_repeatable, "shown": shown}
     return field(metadata=metadata) if default is _REQUIRED else field(default=default, metadata=metadata)
 
 

@@ -280,10 +280,10 @@ class Network:
         self.ip("addr add 10.77.1.9/24 dev bridge", "u")
         self.ip("link set bridge up", "u")
         for number, at in enumerate("ab", 1):
-            self.ip(f"link add link{at} netns {self.name}u type veth peer name link netns {self.name}{at}")
+            self.ip(f"link add link{at} netns {self.name}u type veth peer name eth netns {self.name}{at}")
             self.ip(f"link set link{at} master bridge up", "u")
-            self.ip(f"addr add 10.77.1.{number}/24 dev link", at)
-            self.ip("link set link up", at)
+            self.ip(f"addr add 10.77.1.{number}/24 dev eth", at)
+            self.ip("link set eth up", at)
 
 
 @pytest.fixture
