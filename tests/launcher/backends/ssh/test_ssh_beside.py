@@ -4,6 +4,7 @@ Both machines are a real sshd here, each with a home of its own; in the last tes
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -254,8 +255,10 @@ def test_machine_that_is_busy_or_fails_is_named_and_the_other_is_free_again(host
     assert "error: second is busy with rooflaunch-second-" in out
     assert hosts.started("down", "--host", "second", "--all", "--yes").wait(200) == 0
     hosts.nothing_is_left()
-    out, _ = hosts.launched("--iterations", "2", *TINY, "--dataset", "/nowhere/of/all").communicate()
-    assert "on first)" in out or "on second)" in out or "/nowhere/of/all" in out
+    process = hosts.launched("--iterations", "2", *TINY, "--dataset", "/nowhere/of/all")
+    out, _ = process.communicate()
+    assert process.returncode == ExitCode.USAGE, out
+    assert re.search(r"^error: .*/nowhere/of/all.* \(rank \d on (first|second)\)$", out, re.MULTILINE), out
     hosts.nothing_is_left(out)
 
 
