@@ -122,14 +122,18 @@ def parameters_of(kind: type, *, group: Group = Group.PLACE, required: bool = Tr
     `group`: heading of the options in the help.
     """
     hints = get_type_hints(kind)
-    return [_choice_parameter(item, hints[item.name], group=group, required=required) for item in fields(kind)]
+    chosen = [item for item in fields(kind) if item.metadata]
+    return [_choice_parameter(item, hints[item.name], group=group, required=required) for item in chosen]
 
 
 def instance_of(kind: type[T], arguments: dict[str, Any]) -> T:
     """Instance of the dataclass from a command's arguments; its fields are removed from `arguments`."""
-    values = {item.name: arguments.pop(item.name) for item in fields(kind)}  # type: ignore[arg-type] # a dataclass
-    for item in fields(kind):  # type: ignore[arg-type]
-        if (parse := item.metadata["parse"]) is not None:
+    chosen = [item for item in fields(kind) if item.metadata]  # type: ignore[arg-type] # a dataclass
+    values = {item.name: arguments.pop(item.name) for item in chosen}
+    for item in chosen:
+        if item.metadata["is_repeatable"]:
+            values[item.name] = the_only(flag_of(item), values[item.name])
+        elif (parse := item.metadata["parse"]) is not None:
             values[item.name] = parse(values[item.name])
         elif isinstance(item.default, tuple):
             values[item.name] = tuple(values[item.name] or ())
@@ -149,6 +153,18 @@ def instances_from(kinds: Sequence[type], words: Sequence[str]) -> list[Any]:
     return [instance_of(kind, arguments) for kind in kinds]
 
 
+def the_only(flag: str, values: list[str] | str | None) -> str | None:
+    """Value of a repeatable option for a command that takes it once. Raises `UsageError` if it was repeated."""
+    if not isinstance(values, list):
+        return values
+    if len(values) > 1:
+        got = " ".join(f"{flag} {value}" for value in values)
+        raise UsageError(
+            f"only a run has several machines, and is found at its first one; got {got}", hint=f"{flag} {values[0]}"
+        )
+    return values[0] if values else None
+
+
 def _choice_parameter(item: Any, hint: Any, *, group: Group, required: bool) -> inspect.Parameter:
     shown: Mapping[str, Any] = {"rich_help_panel": group, **item.metadata["shown"]}
     flag = flag_of(item)
@@ -158,6 +174,8 @@ def _choice_parameter(item: Any, hint: Any, *, group: Group, required: bool) -> 
         hint, default = list[str] | None, None
     if item.metadata["parse"] is not None:
         hint, default = str, item.metadata["typed_default"]
+    if item.metadata["is_repeatable"]:
+        hint = list[str]
     if item.default is MISSING and not required:
         hint = hint | None
     if is_switch and (default is not False):

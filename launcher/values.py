@@ -141,14 +141,17 @@ def choice(
     flag: str = "",
     parse: Callable[[str], Any] | None = None,
     typed_default: str | None = None,
+    is_repeatable: bool = False,
     **shown: Any,
 ) -> Any:
     """Dataclass field that is an option, with its help text; required if it has no default.
 
     `flag`: name of the option, by default made from the field's name. `parse`: makes the value from the typed text, or
-    from `typed_default` if the option is absent. `shown`: further arguments of `typer.Option`.
+    from `typed_default` if the option is absent. `is_repeatable`: one value, of which a command may take several.
+    `shown`: further arguments of `typer.Option`.
     """
-    metadata = {"help": text, "flag": flag, "parse": parse, "typed_default": typed_default, "shown": shown}
+    metadata: dict[str, Any] = {"help": text, "flag": flag, "parse": parse, "typed_default": typed_default}
+    metadata |= {"is_repeatable": is_repeatable, "shown": shown}
     return field(metadata=metadata) if default is _REQUIRED else field(default=default, metadata=metadata)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.ports import await_server, held_port
+from tests.waiting import until
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 WHY_SKIPPED = "no sshd here: .ci/packages installs it (openssh-server)"
@@ -80,8 +81,11 @@ class Machine:
 
 
 @contextmanager
-def running() -> Iterator[Machine]:
-    """Start the machine, in a folder with a short name: a socket's path has at most 104 bytes."""
+def running(address: str = "127.0.0.1", within: tuple[str, ...] = ()) -> Iterator[Machine]:
+    """Start the machine, in a folder with a short name: a socket's path has at most 104 bytes.
+
+    `within`: words that start a program in another network namespace, whose `address` is meant.
+    """
     if not Path(SSHD).exists():
         pytest.skip(WHY_SKIPPED)
     folder = Path(tempfile.mkdtemp(prefix="rl-"))
@@ -92,17 +96,17 @@ def running() -> Iterator[Machine]:
     shutil.copy(folder / "user.pub", folder / "authorized_keys")
     with held_port() as port:
         try:
-            with _serving(folder, port) as machine:
+            with _serving(folder, port, address, within) as machine:
                 yield machine
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _serving(folder: Path, port: int) -> Iterator[Machine]:
-    (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
+def _serving(folder: Path, port: int, address: str, within: tuple[str, ...]) -> Iterator[Machine]:
+    (folder / "known_hosts").write_text(f"[{address}]:{port} {(folder / 'host.pub').read_text()}")
     (folder / "sshd_config").write_text(
-        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized_keys\n"
+        f"Port {port}\nListenAddress {address}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized_keys\n"
         "PidFile none\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
         f"PermitRootLogin yes\nMaxStartups 200\nSetEnv HOME={folder}/home PATH={folder}/bin:{os.environ['PATH']}\n"
     )
@@ -114,10 +118,13 @@ def _serving(folder: Path, port: int) -> Iterator[Machine]:
     if os.getuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=log)
+        process = subprocess.Popen([*within, SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=log)
     machine = Machine(port=port, folder=folder, process=process)
     try:
-        await_server(process, port, folder / "log")
+        if within:
+            until(lambda: "listening" in (folder / "log").read_text(), "sshd does not listen")
+        else:
+            await_server(process, port, folder / "log")
         yield machine
     finally:
         machine.cut_off()

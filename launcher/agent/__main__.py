@@ -19,6 +19,7 @@ from launcher.agent.home import Home, host_facts_of
 from launcher.agent.lease import Stop, Why, take
 from launcher.protocol import records
 from launcher.protocol.records import Request
+from workload.contract import further
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.process import TolerantStream, handled_by
 from workload.storage.address import open_store
@@ -39,7 +40,8 @@ def main(words: Sequence[str]) -> int:
             if lease is None:
                 return ExitCode.DONE
             try:
-                Agent(request, host, store, home, root=root, stop=stop, is_lost=lease.is_lost).work()
+                with further.kept():
+                    Agent(request, host, store, home, root=root, stop=stop, is_lost=lease.is_lost).work()
             finally:
                 lease.release()
     except RooflaunchError as error:

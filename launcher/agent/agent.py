@@ -269,15 +269,7 @@ class Agent:
         workplace = script_files.unpack(self.request, self.store, self.home.path)
         lines = {line for value in workplace.variables.values() for line in value.splitlines()}
         self._secrets = sorted((line for line in lines if len(line) >= SHORTEST_SECRET), key=len, reverse=True)
-        data = str(self.request.script.get("data", ""))
-        if is_bucket(data):
-            folder = self.home.data / "script"
-            print(f"copying {data}", flush=True)
-            script_files.fetch_data(data, folder, is_over=lambda: self.stop.why is not None)
-            data = str(folder)
-        elif data and not (self.root / data.lstrip("/")).exists():
-            raise UsageError(f"no data at '{data}' on this machine", hint="--data with a path that exists")
-        return replace(workplace, data=data)
+        return replace(workplace, data=data_of(self.request, self.home, self.root, lambda: self.stop.why is not None))
 
     def _in_store(self, task: Task) -> dict[str, str]:
         keys = {run.run_key for run in task.runs} - {""}
@@ -480,6 +472,21 @@ class Agent:
             usd=self.costs.usd(self.request.price(self.zone), now_s),
             billed_from=iso(self.costs.began_s),
         )
+
+
+def data_of(request: Request, home: Home, root: Path, is_over: Callable[[], bool]) -> str:
+    """Path of the data of a user's script, copied from a bucket if need be; empty without data.
+
+    Raises `UsageError` if a path does not exist below the file system at `root`, and the errors of `fetch_data`.
+    """
+    data = str(request.script.get("data", ""))
+    if is_bucket(data):
+        print(f"copying {data}", flush=True)
+        script_files.fetch_data(data, home.data / "script", is_over=is_over)
+        return str(home.data / "script")
+    if data and not (root / data.lstrip("/")).exists():
+        raise UsageError(f"no data at '{data}' on this machine", hint="--data with a path that exists")
+    return data
 
 
 def _is_final(sealed: SealedRun, keys: Collection[str]) -> bool:

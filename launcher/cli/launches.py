@@ -5,6 +5,7 @@ This module imports little, because `launch --help` loads it. The code of a comm
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,16 @@ from launcher.backends.rented_options import FitOptions
 from launcher.cli import gpus
 from launcher.jobs.places import Place, options_of, place_of
 from launcher.script.options import MachinesCommand, ScriptCommand, ThereOptions, Words, refuse_without_script
-from launcher.typer_options import DryRunOption, OutputOption, declare, instance_of, keyword, parameters_of, run_options
+from launcher.typer_options import (
+    DryRunOption,
+    OutputOption,
+    declare,
+    instance_of,
+    keyword,
+    parameters_of,
+    run_options,
+    the_only,
+)
 from launcher.values import Command
 from workload.contract.invocation import Group, examples
 from workload.contract.program import FormatOption, grouped, option
@@ -68,7 +78,13 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
     ) -> int:
         from launcher.jobs import commands
 
+        hosts: Any = own.get("host")
+        beside = tuple(hosts[1:]) if isinstance(hosts, list) else ()
+        if beside:
+            own["host"] = hosts[0]
+            typed.setdefault("machines", str(1 + len(beside)))
         options, where = instance_of(module.Options, own), instance_of(module.Where, own)
+        options = replace(options, beside=beside) if beside else options
         of_script = instance_of(ThereOptions, own)
         fit = instance_of(FitOptions, own) if declared.is_fresh else FitOptions(anyway=True)
         refuse_without_script(of_script, words)
@@ -110,7 +126,7 @@ def with_where(command: Callable[..., int], *, names_backend: bool = True) -> Ca
 
     @wraps(command)
     def placed(**arguments: Any) -> int:
-        return command(**arguments)
+        return command(**{**arguments, "host": the_only("--host", arguments["host"])})
 
     declare(placed, list(options.values()), before="output_format")
     return placed

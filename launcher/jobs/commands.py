@@ -216,7 +216,7 @@ def _draft(
     backend = backends.load(place.backend)
     words, script_files = script.packed(place.backend, Path.cwd(), os.environ) if script else ((), None)
     resolved = resolve(typed, os.environ, Path.cwd(), script=words)
-    if not options_of(place.backend).COMMAND.several_machines:
+    if not options_of(place.backend).COMMAND.several_machines and not getattr(options, "beside", ()):
         runtime.require_one_machine(resolved.spec, place.backend)
     runtime.require_model(resolved.spec.model)
     runtime.require_data(resolved.spec, is_here=False)

@@ -291,7 +291,8 @@ def require_one_machine(spec: RunSpec, command: str) -> None:
     if spec.machines > 1 and not (command in HERE_COMMANDS and "SLURM_JOB_NODELIST" in os.environ):
         raise UsageError(
             f"a run of launch {command} has one machine; got --machines {spec.machines}",
-            hint=f"--devices for several GPUs of one machine, or launch slurm --machines {spec.machines}",
+            hint=f"--devices for several GPUs of one machine, or launch slurm --machines {spec.machines}, or "
+            "launch ssh --host A --host B",
         )
 
 

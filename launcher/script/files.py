@@ -308,11 +308,19 @@ def unpack(request: Request, store: Store, home: Path) -> Workplace:
     return Workplace(
         folder=folder,
         commit=str(request.script.get("commit", "")),
-        variables=_variables(request, store) if request.script.get("env") else {},
+        variables=variables_in(request, store) if request.script.get("env") else {},
     )
 
 
-def _variables(request: Request, store: Store) -> dict[str, str]:
+def copy_archive(request: Request, source: Store, target: Store) -> None:
+    """Copy the launch's archive to the store of another machine, unless that has it."""
+    name = archive_object(str(request.script["sha256"]))
+    if not any(listed.name == name for listed in target.objects(name)):
+        target.write(name, source.read(name, most_bytes=MAX_ARCHIVE_BYTES) or b"", if_absent=True)
+
+
+def variables_in(request: Request, store: Store) -> dict[str, str]:
+    """Values of --env of the launch. Raises `BundleError` if the store lacks them."""
     try:
         values = json.loads(store.read(variables_object(request.name)) or NO_VARIABLES)["values"]
         return {name: str(values[name]) for name in request.script["env"]}

@@ -485,7 +485,8 @@ def _kinds_of(backend: str) -> tuple[tuple[type, ...], bool]:
 
 def _keys(kind: type) -> dict[str, Any]:
     """Fields of a dataclass by their keys in the file: the field's name, and its flag with `_` for `-`."""
-    return {key: item for item in fields(kind) for key in (item.name, flag_of(item)[2:].replace("-", "_"))}
+    chosen = [item for item in fields(kind) if item.metadata]
+    return {key: item for item in chosen for key in (item.name, flag_of(item)[2:].replace("-", "_"))}
 
 
 def _nearest(word: str, known: Collection[str], otherwise: str) -> str:

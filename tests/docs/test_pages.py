@@ -44,6 +44,7 @@ INSTEAD = (
         run=None,
         why="it sends a git repository's files: tests/docker_engine/test_gcp_end_to_end.py does",
     ),
+    Instead(match="launch ssh --host .* --host", run=None, why="tests/launcher/backends/ssh/test_ssh_beside.py does"),
     Instead(match=r"sudo apt-get|sudo usermod|ssh-keygen", run=None, why="for the reader's own machine"),
     Instead(match=FOR_ENGINE.pattern, run=None, why="tests/docker_engine/test_pages_for_real.py runs it"),
     Instead(match=r"launch gcp (?!.*--dry-run)", run="{0} --dry-run", why="it costs money"),

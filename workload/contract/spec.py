@@ -37,6 +37,8 @@ OTHER_VARIABLES = frozenset(
         "ROOFLAUNCH_END_S",
         # Set for a rank on one of several machines: workload/run/machines.py
         "ROOFLAUNCH_STARTER",
+        # Set for a job on several machines over ssh: launcher/backends/ssh/backend.py
+        "ROOFLAUNCH_MACHINES",
         # launcher/backends/gcp/options.py
         "ROOFLAUNCH_PROJECT", "ROOFLAUNCH_BUCKET", "ROOFLAUNCH_REPOSITORY", "ROOFLAUNCH_SERVICE_ACCOUNT",
         "ROOFLAUNCH_NETWORK", "ROOFLAUNCH_SUBNETWORK",

@@ -1,11 +1,14 @@
-"""Starts ranks on several machines by Slurm's `srun`. Each rank stays connected to the process that started it.
+"""Starts ranks on several machines. Each rank stays connected to the process that started it, on the first machine.
 
-The starting process runs on the first machine. A rank tells it its host and its version of torch, and waits until all
-ranks have come. Later it sends its error, if it has one. A rank whose connection breaks has ended, or its machine or
-the network is lost; a rank that loses the starting process ends itself. The clocks of the machines are compared over
-the same connections, as NTP does: of several round trips the shortest counts.
+Ranks are started by Slurm's `srun`; or, without Slurm and a shared folder, by this process and by a process on each
+further machine (`launcher/agent/further.py`), which sends the files that its ranks write. A rank tells the starting
+process its host and its version of torch, and waits until all ranks have come. Later it sends its error, if it has one.
+A rank whose connection breaks has ended, or its machine or the network is lost; a rank that loses the starting process
+ends itself. The clocks of the machines are compared over the same connections, as NTP does: of several round trips the
+shortest counts.
 """
 
+import base64
 import csv
 import importlib.metadata
 import io
@@ -23,39 +26,30 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol, Self
 
+from workload.contract import bundle, further
 from workload.contract.errors import LostRankError, RunFailedError, ToolError, UsageError
+from workload.contract.further import CONNECT_LIMIT_S, STARTER, kept_alive, listening_at
 from workload.contract.operating_system import SIGKILL, replace_text
 from workload.contract.process import interruption_deferred
 from workload.contract.ranks import FOLDER, HOST_COLUMNS, HOSTS_FILE
 from workload.environment.machine import run_tool
-from workload.steps.program import STARTER
 
-# Longest time from srun's start until all ranks have connected: Python starts slowly from a busy network file system.
-JOIN_LIMIT_S, CONNECT_LIMIT_S = 120.0, 60.0
+# Longest time from the start until all ranks have connected: Python starts slowly from a busy network file system.
+JOIN_LIMIT_S = 120.0
 # Ranks may report their errors for GRACE_S after the first failure. A rank that is told to end does so within ten
-# seconds (`ranks.END_LIMIT_S`); after END_LIMIT_S srun is ended.
+# seconds (`ranks.END_LIMIT_S`); after END_LIMIT_S the ranks, or srun, are ended.
 GRACE_S, END_LIMIT_S, KILL_LIMIT_S = 1.0, 20.0, 10.0
-LOOK_EVERY_S = 0.2
-# A machine that answers no probe of TCP for this time is lost: probes begin after 5 s, and are 5 s apart.
-KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2}
-UNCONNECTED, FIREWALL = "unconnected-{}", "a firewall may close the ports between the nodes"
+LOOK_EVERY_S, DELIVERED_EVERY_S = 0.2, 0.02
+# Folder of the job on this machine: launcher/backends/ssh/keeper.py.
+JOB = "ROOFLAUNCH_JOB"
+UNCONNECTED, FIREWALL = "unconnected-{}", "a firewall may close the ports between the machines"
 ROUND_TRIPS, ANSWER_LIMIT_S = 10, 1.0
 MOST_BYTES = 1 << 16
 # Python's text of an error in a rank may be long; the first line of a connection may not.
 MOST_UNIDENTIFIED = 1 << 12
-
-
-def kept_alive(connection: socket.socket) -> socket.socket:
-    """Make the system notice within seconds that the other end's machine, or the network, is lost."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for name, value in KEEPALIVE.items():
-        if hasattr(socket, name):  # macOS has other names
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return connection
 
 
 # --- the process that starts the ranks
@@ -63,18 +57,22 @@ def kept_alive(connection: socket.socket) -> socket.socket:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """Machine of a job; `address`: name or address by which Slurm reaches it."""
+    """Machine of a job; `address`: name or address by which the other machines reach it, unused for the first one."""
 
     name: str
     address: str
 
 
 def nodes_of_job(wanted: int) -> list[Node]:
-    """Nodes of the Slurm job in which this process runs. Raises `UsageError` unless there are `wanted` of them."""
+    """Machines of the job in which this process runs. Raises `UsageError` unless there are `wanted` of them."""
+    name, others = further.listed()
+    if len(others) == wanted - 1:
+        return [Node(name=name, address=""), *(Node(name=each.name, address=each.address) for each in others)]
     listed = os.environ.get("SLURM_JOB_NODELIST")
     hint = f"launch slurm --machines {wanted}; or in a job of your own: sbatch --nodes={wanted}"
     if listed is None:
-        raise UsageError(f"several machines need a job of Slurm; got --machines {wanted}", hint=hint)
+        what = f"several machines need a job of Slurm, or of launch ssh with a --host for each; got --machines {wanted}"
+        raise UsageError(what, hint=hint)
     shown = run_tool("scontrol", "--oneliner", "show", "node", listed)
     if not shown:
         raise ToolError(f"scontrol on {socket.gethostname()} does not show the nodes {listed}", hint="scontrol ping")
@@ -97,11 +95,6 @@ def own_address(other: Node) -> str:
         raise ToolError(f"no way to {other.name} at {other.address}: {error}", hint="getent hosts NODE") from error
 
 
-def listening_at(address: str) -> socket.socket:
-    """Socket that listens at a free port of this address only, not on all interfaces."""
-    return socket.create_server((address, 0), family=socket.getaddrinfo(address, None)[0][0])
-
-
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """First failure of a rank. `note`: the rank's error, as `ranks.noted` writes it; None if it sent none."""
@@ -109,6 +102,20 @@ class Failure:
     rank: int
     host: str
     note: Mapping[str, Any] | None
+
+
+class Started(Protocol):
+    """Processes of the ranks on all machines, as one process that is watched: srun's, or `_Everywhere`."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, once all have ended."""
+
+    def poll(self) -> int | None:
+        """Look whether all have ended; return the exit code if they have."""
+
+    def send_signal(self, sig: int, /) -> None:
+        """End them: a second time by force."""
 
 
 class _Rank:
@@ -174,10 +181,10 @@ class Connections:
     def size(self) -> int:
         return len(self._nodes) * self._devices
 
-    def gather(self, srun: "subprocess.Popen[bytes]", notes: Path) -> None:
+    def gather(self, started: Started, notes: Path) -> None:
         """Wait until every rank has come, then let all go on.
 
-        `notes`: shared folder, in which a rank that cannot connect says so. Raises `UsageError` for different versions
+        `notes`: folder in which a rank that cannot connect says so. Raises `UsageError` for different versions
         of torch, and `RunFailedError` if not all ranks come.
         """
         until_s = time.monotonic() + JOIN_LIMIT_S
@@ -187,14 +194,14 @@ class Connections:
                 return
             for note in notes.glob(UNCONNECTED.format("*[0-9]")):
                 raise RunFailedError(note.read_text(encoding="utf-8"), hint=FIREWALL)
-            if srun.poll() is not None or time.monotonic() > until_s:
-                raise self._missing(srun.returncode)
+            if started.poll() is not None or time.monotonic() > until_s:
+                raise self._missing(started.returncode)
         versions: dict[str, list[str]] = {}
         for _, rank in sorted(self._ranks.items()):
             versions.setdefault(rank.torch, []).append(rank.host)
         if len(versions) > 1:
             listed = "; ".join(f"{torch} on {', '.join(dict.fromkeys(hosts))}" for torch, hosts in versions.items())
-            hint = "--python with a Python in a folder that all nodes share"
+            hint = "--python with a Python that has the same torch on all machines"
             raise UsageError(f"the machines have different versions of torch: {listed}", hint=hint)
         for rank in self._ranks.values():
             rank.clocks.append(self._compared(rank))
@@ -206,16 +213,16 @@ class Connections:
         whole = [at for at in every if all(at * self._devices + one in self._ranks for one in range(self._devices))]
         waited, missing = (", ".join(self._nodes[at].name for at in those) for those in (whole, {*every} - {*whole}))
         where = f"{self._nodes[0].name} at {self._address}:{self._listening.getsockname()[1]}"
-        how = f"within {JOIN_LIMIT_S:g} s" if code is None else f"before srun ended with exit code {code}"
+        how = f"within {JOIN_LIMIT_S:g} s" if code is None else f"before {started_by()} ended with exit code {code}"
         return RunFailedError(
             f"not every rank of {missing} has connected to {where} {how}"
             + (f"; the ranks of {waited} waited" if waited else ""),
             hint=f"see the messages above; {FIREWALL}",
         )
 
-    def watch(self, srun: "subprocess.Popen[bytes]") -> None:
+    def watch(self, started: Started) -> None:
         """Wait for the first failure, or for the end of all ranks."""
-        while srun.poll() is None and not self.failures:
+        while started.poll() is None and not self.failures:
             self.listen(LOOK_EVERY_S)
         self._drain(GRACE_S)
 
@@ -311,45 +318,182 @@ class Connections:
 def run(
     words: Sequence[str], nodes: Sequence[Node], devices: int, address: str, variables: Mapping[str, str], notes: Path
 ) -> Failure | int:
-    """Run `devices` ranks on each node to their end; return the first failure, or srun's exit code (minus a signal).
+    """Run `devices` ranks on each node to their end; return the first failure, or an exit code (minus a signal).
 
     `words`: Python's arguments for a rank; `variables`: its environment, in addition to this process's. Raises
     `RooflaunchError` if the ranks cannot begin, or if this process is interrupted.
     """
     with Connections(address, nodes, devices) as connections:
-        command = [
-            *("srun", f"--nodes={len(nodes)}", f"--ntasks={connections.size}", f"--ntasks-per-node={devices}"),
-            # The agent's own step has the job's resources. Ranks end by our word, so that they can write their steps.
-            *("--overlap", "--kill-on-bad-exit=0", "--wait=0", "--distribution=block", "--export=ALL"),
-            # All CPUs and GPUs of a node are there for its ranks, as with torchrun.
-            *("--cpu-bind=none", "--gpu-bind=none", "--mpi=none", "--input=none"),
-            *(sys.executable, "-P", *words),
-        ]
-        # Apart from the terminal, whose Ctrl-C is this process's to handle.
-        environment = {**os.environ, **variables, STARTER: connections.starter}
-        srun = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
+        variables = {**variables, STARTER: connections.starter}
+        started: Started
+        if further.listed()[1]:
+            started = _Everywhere(words, nodes, devices, variables, notes)
+        else:
+            started = _by_srun(words, nodes, devices, variables)
         try:
-            connections.gather(srun, notes)
-            connections.watch(srun)
+            connections.gather(started, notes)
+            connections.watch(started)
             # Slurm kills the ranks of an srun that was killed.
-            if (code := srun.poll()) is not None and code < 0:
+            if (code := started.poll()) is not None and code < 0:
                 return code
         finally:
             with interruption_deferred():
                 connections.end()
-                _await(srun, connections)
-        return connections.cause() or srun.returncode
+                _await(started, connections)
+        return connections.cause() or started.returncode or 0
 
 
-def _await(srun: "subprocess.Popen[bytes]", connections: Connections) -> None:
-    """Wait until srun has ended, while ranks report their ends; end srun by signals if it takes too long."""
+def started_by() -> str:
+    """Whose exit code is that of all ranks, for messages."""
+    return "a rank" if further.VARIABLE in os.environ else "srun"
+
+
+def _by_srun(
+    words: Sequence[str], nodes: Sequence[Node], devices: int, variables: Mapping[str, str]
+) -> "subprocess.Popen[bytes]":
+    command = [
+        *("srun", f"--nodes={len(nodes)}", f"--ntasks={len(nodes) * devices}", f"--ntasks-per-node={devices}"),
+        # The agent's own step has the job's resources. Ranks end by our word, so that they can write their steps.
+        *("--overlap", "--kill-on-bad-exit=0", "--wait=0", "--distribution=block", "--export=ALL"),
+        # All CPUs and GPUs of a node are there for its ranks, as with torchrun.
+        *("--cpu-bind=none", "--gpu-bind=none", "--mpi=none", "--input=none"),
+        *(sys.executable, "-P", *words),
+    ]
+    # Apart from the terminal, whose Ctrl-C is this process's to handle.
+    environment = {**os.environ, **variables}
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
+
+
+class _Everywhere:
+    """Ranks that this process starts here, and that the processes on the further machines start there."""
+
+    def __init__(
+        self, words: Sequence[str], nodes: Sequence[Node], devices: int, variables: Mapping[str, str], notes: Path
+    ) -> None:
+        self.returncode: int | None = None
+        places = [
+            {"RANK": str(rank), "ROLE_RANK": str(rank), "LOCAL_RANK": str(local), "GROUP_RANK": str(node)}
+            for node in range(len(nodes))
+            for local, rank in enumerate(range(node * devices, (node + 1) * devices))
+        ]
+        order = {
+            "what": "run",
+            "home": os.environ[JOB],
+            "folder": os.path.relpath(Path.cwd(), Path(os.environ[JOB]).resolve()),
+            "words": [*words],
+            "notes": str(notes),
+        }
+        threads = {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
+        self._there = []
+        self._here: list[subprocess.Popen[bytes]] = []
+        try:
+            for at, machine in enumerate(further.listed()[1], 1):
+                own = {
+                    "variables": {**variables, **threads},
+                    "ranks": places[at * devices : (at + 1) * devices],
+                    "host": machine.name,
+                }
+                self._there.append(_There(machine, {**order, **own}, notes.parent, waiting=nodes[0].name))
+            for place in places[:devices]:
+                environment = {**os.environ, **variables, **place}
+                environment[STARTER] += f" {nodes[0].name}"
+                command = [sys.executable, "-P", *words]
+                # Apart from the terminal, whose Ctrl-C is this process's to handle.
+                self._here.append(
+                    subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
+                )
+        except BaseException:
+            self.send_signal(SIGKILL)
+            raise
+
+    def poll(self) -> int | None:
+        """Receive what has come from the further machines. Raises the error of a machine that cannot start ranks."""
+        for each in self._there:
+            each.receive()
+        codes = [*(process.poll() for process in self._here), *(each.code for each in self._there)]
+        if self.returncode is None and None not in codes:
+            self.returncode = max(abs(code or 0) for code in codes)
+            for each in self._there:
+                each.end()
+        return self.returncode
+
+    def send_signal(self, sig: int, /) -> None:
+        for process in self._here:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, sig)
+        for each in self._there:
+            each.end()
+
+
+class _There:
+    """Ranks on a further machine. `code`: their largest exit code, once they have ended or the machine is lost.
+
+    Their files are written to the folder `output` of the bundles. Raises `RunFailedError` if nobody answers there.
+    """
+
+    def __init__(self, machine: further.Further, order: Mapping[str, Any], output: Path, *, waiting: str) -> None:
+        self._output = output
+        self.code: int | None = None
+        try:
+            self._messages = machine.connected(order)
+        except OSError as error:
+            where = f"{machine.name} at {machine.address}:{machine.port}"
+            raise RunFailedError(f"{waiting} cannot reach {where}: {error}", hint=FIREWALL) from error
+
+    def receive(self) -> None:
+        """Follow the messages that have come."""
+        while self.code is None and select.select([self._messages], [], [], 0)[0]:
+            for message in self._messages.receive():
+                self._follow(message)
+            if not self._messages.is_open and self.code is None:
+                self.code = 1
+
+    def end(self) -> None:
+        """Have the ranks ended: the process there ends them when it loses this connection."""
+        self.code = 1 if self.code is None else self.code
+        self._messages.close()
+
+    def _follow(self, message: Mapping[str, Any]) -> None:
+        match message:
+            case {"file": str(name), "at": int(at), "content": str(content)}:
+                self._write(PurePosixPath(name), at, base64.b64decode(content))
+            case {"gone": str(name)} if path := self._place(PurePosixPath(name)):
+                path.unlink(missing_ok=True)
+            case {"delivered": names}:
+                self._messages.send(written=names)
+            case {"error": str(error), "hint": str(hint)}:
+                self.code = 1
+                raise RunFailedError(error, hint=hint)
+            case {"ended": int(code)}:
+                self.code = code
+
+    def _place(self, name: PurePosixPath) -> Path | None:
+        """Path of a file that a rank has written; None if it is not one of a run that goes on."""
+        run = self._output / name.parts[0]
+        is_open = run.is_dir() and not (run / bundle.MANIFEST).exists()
+        return self._output / name if is_open and ".." not in name.parts and not name.is_absolute() else None
+
+    def _write(self, name: PurePosixPath, at: int, content: bytes) -> None:
+        # A full disk is reported by rank 0.
+        with suppress(OSError):
+            if name.name.startswith(further.OUTPUT):
+                os.write(2, content)
+            elif path := self._place(name):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("r+b" if at else "wb") as file:
+                    file.seek(at)
+                    file.write(content)
+
+
+def _await(started: Started, connections: Connections) -> None:
+    """Wait until the ranks have ended, while they report their ends; end them by signals if it takes too long."""
     for number, limit_s in ((None, END_LIMIT_S), (signal.SIGTERM, KILL_LIMIT_S), (SIGKILL, KILL_LIMIT_S)):
         if number is not None:
-            srun.send_signal(number)
+            started.send_signal(number)
         until_s = time.monotonic() + limit_s
-        while srun.poll() is None and time.monotonic() < until_s:
+        while started.poll() is None and time.monotonic() < until_s:
             connections.listen(LOOK_EVERY_S)
-        if srun.poll() is not None:
+        if started.poll() is not None:
             return
 
 
@@ -359,8 +503,10 @@ def _await(srun: "subprocess.Popen[bytes]", connections: Connections) -> None:
 class _Starter:
     """A rank's connection to the process that started it."""
 
-    def __init__(self, given: str, rank: int, host: str) -> None:
-        address, port, password = given.split()
+    def __init__(self, given: str, rank: int, host: str, notes: Path) -> None:
+        # `first_home`: folder of the job on the first machine, for a rank on another one that does not share it.
+        address, port, password, *more = given.split(maxsplit=4)
+        self.first_home, self.notes = (more[1] if len(more) > 1 else ""), notes
         self._connection = kept_alive(socket.create_connection((address, int(port)), timeout=CONNECT_LIMIT_S))
         self._connection.settimeout(None)
         if sys.platform != "win32":  # where several machines are refused
@@ -420,7 +566,7 @@ _starter: _Starter | None = None
 
 
 def join(notes: Path) -> None:
-    """In a rank on one of several machines: take its place from srun's variables, and wait until all ranks have come.
+    """In a rank on one of several machines: take its place, by srun from its variables, and wait for all ranks.
 
     Does nothing in other processes. Raises `RunFailedError` if the starting process cannot be reached.
     """
@@ -428,11 +574,14 @@ def join(notes: Path) -> None:
     given = os.environ.get(STARTER)
     if given is None:
         return
-    place = {"RANK": "PROCID", "ROLE_RANK": "PROCID", "LOCAL_RANK": "LOCALID", "GROUP_RANK": "NODEID"}
-    os.environ.update({name: os.environ[f"SLURM_{theirs}"] for name, theirs in place.items()})
-    rank, host = int(os.environ["RANK"]), os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    host = "".join(given.split(maxsplit=4)[3:4])
+    if not host:
+        place = {"RANK": "PROCID", "ROLE_RANK": "PROCID", "LOCAL_RANK": "LOCALID", "GROUP_RANK": "NODEID"}
+        os.environ.update({name: os.environ[f"SLURM_{theirs}"] for name, theirs in place.items()})
+        host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    rank = int(os.environ["RANK"])
     try:
-        _starter = _Starter(given, rank, host)
+        _starter = _Starter(given, rank, host, notes)
     except OSError as error:
         where = ":".join(given.split()[:2])
         what = f"rank {rank} on {host} cannot reach the first machine at {where}: {error}"
@@ -473,3 +622,20 @@ def write_hosts(bundle: Path) -> None:
         csv.writer(text, lineterminator="\n").writerows([HOST_COLUMNS, *rows])
         (bundle / FOLDER).mkdir(exist_ok=True)
         replace_text(bundle / FOLDER / HOSTS_FILE, text.getvalue(), durable=False)
+
+
+def folder_here(folder: Path) -> Path:
+    """Folder for this rank's part of the bundle `folder`: another one if this machine does not share the bundle's."""
+    if _starter is None or not _starter.first_home:
+        return folder
+    return Path(os.environ[JOB]) / folder.relative_to(_starter.first_home)
+
+
+def deliver() -> None:
+    """In a rank whose files are complete: wait until they have reached rank 0's machine, if it does not share them."""
+    if _starter and _starter.first_home:
+        mark = _starter.notes / f"{further.DELIVERING}{os.environ['RANK']}"
+        mark.touch()
+        until_s = time.monotonic() + JOIN_LIMIT_S
+        while mark.exists() and time.monotonic() < until_s:
+            time.sleep(DELIVERED_EVERY_S)

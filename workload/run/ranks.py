@@ -36,6 +36,7 @@ from workload.contract.errors import (
     ToolError,
     UsageError,
 )
+from workload.contract.further import listening_at
 from workload.contract.invocation import SCRIPTS, TRAINER
 from workload.contract.operating_system import SIGNALS, replace_text
 from workload.contract.process import (
@@ -289,7 +290,7 @@ def _store_at(address: str) -> Any:
 
     # Others may write into the ranks' store, which has no password. Unlike "c10d", a static rendezvous unpickles
     # nothing from it. torch's own server would listen on all interfaces; with `multi_tenant`, torch takes this one.
-    listening = machines.listening_at(address)
+    listening = listening_at(address)
     return TCPStore(
         address,
         listening.getsockname()[1],
@@ -331,7 +332,7 @@ def _ended_there(spec: RunSpec, words: list[str], notes: Path) -> RooflaunchErro
         return None
     if isinstance(ended, int):
         how = f"ended with exit code {ended}" if ended > 0 else f"was killed by {signal.Signals(-ended).name}"
-        return RunFailedError(f"srun {how}; the bundle keeps the steps so far", hint="run again")
+        return RunFailedError(f"{machines.started_by()} {how}; the bundle keeps the steps so far", hint="run again")
     where = f"rank {ended.rank} on {ended.host}"
     if ended.note is None:
         return RunFailedError(

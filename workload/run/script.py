@@ -146,7 +146,7 @@ class MeasuredScript:
             own = self._begin(step, work, used, notes)
         else:
             assert self._agreement is not None
-            self.folder = Path(self._agreement.folder)
+            self.folder = machines.folder_here(Path(self._agreement.folder))
             own = own_folder(self.folder, self._agreement.rank)
             self._stack.enter_context(log.to_file(own / bundle.LOG))
         LOGGER.debug("script     %s", step.text)
@@ -303,6 +303,7 @@ class MeasuredScript:
             self._agreement.meet()
         self.close(Status.COMPLETED)
         if self._agreement and not self._writes:
+            machines.deliver()
             self._agreement.meet()
 
     def end_early(self) -> None:
@@ -314,6 +315,7 @@ class MeasuredScript:
             self._agreement.end()
         self.close(Status.COMPLETED)
         if self._agreement and not self._writes:
+            machines.deliver()
             self._agreement.end()
 
     def _note_hosts(self) -> None:

@@ -175,7 +175,7 @@ def run(
     timeline.enter("environment")
     group = None if rank is None else Group.join(job.spec.device)
     if group and group.rank:
-        _follow(job, Path(group.shared("")), timeline, group)
+        _follow(job, machines.folder_here(Path(group.shared(""))), timeline, group)
     else:
         spec = job.spec
         run_id = bundle.make_run_id(
@@ -250,6 +250,7 @@ def _follow(job: TrainingJob, folder: Path, timeline: Timeline, group: Group) ->
     with log.to_file(ranks.own_folder(folder, group.rank) / bundle.LOG):
         try:
             _train(job, folder, None, timeline, group)
+            machines.deliver()
             distributed.barrier()
         except Exception as error:
             raise explain(error, job.spec) from error

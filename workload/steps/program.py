@@ -25,6 +25,7 @@ from types import ModuleType
 
 from workload import log
 from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError, UsageError
+from workload.contract.further import STARTER
 from workload.contract.record import ScriptFacts
 from workload.contract.script_words import DATA, line_of, main_file, redacted
 from workload.environment.collect import checked_out
@@ -108,8 +109,6 @@ def shown() -> AbstractContextManager[None]:
 
 # --- the script's process
 
-# Environment variable of a rank on one of several machines; see workload/run/machines.py.
-STARTER = "ROOFLAUNCH_STARTER"
 TORCHRUN = "torchrun --nproc-per-node 2 -m rooflaunch script -- train.py"
 STEP_HINT = "mark the end of a step in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update"
 # Time limit in seconds for the script's exit: a last checkpoint, the end of worker processes and a logger's upload take
@@ -300,7 +299,7 @@ def rank_here() -> tuple[int, int] | None:
     if not 0 <= rank < size or (size != here and STARTER not in os.environ):
         got = ", ".join(f"{name}={text}" for name, text in zip(names, given, strict=True))
         raise UsageError(
-            f"only ranks on one machine can be measured, or those of launch slurm --machines; got {got}",
+            f"only ranks on one machine can be measured, or those of launch slurm --machines and launch ssh; got {got}",
             hint=f"unset WORLD_SIZE, or {TORCHRUN}",
         )
     return rank, size

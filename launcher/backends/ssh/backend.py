@@ -5,6 +5,8 @@ an image.
 """
 
 import hashlib
+import json
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +16,7 @@ from typing import Any
 
 from launcher.backends.remote_jobs import SSH_PROGRAM, RemoteJobs
 from launcher.backends.ssh.options import Options, Where
-from launcher.backends.ssh.plan import SshPlan, Start, make_plan
+from launcher.backends.ssh.plan import Beside, SshPlan, Start, make_plan
 from launcher.images import contents
 from launcher.images.build import NEEDED_BYTES as BUILD_BYTES
 from launcher.machine.runtime import NO_COMPILER, NO_MPS
@@ -29,8 +31,10 @@ from launcher.protocol.backend import (
     Submitted,
     Tell,
 )
-from launcher.protocol.records import NAME
+from launcher.protocol.records import NAME, Request
+from launcher.script import files as script_files
 from launcher.values import CPU_FLAVOUR, Runtime
+from workload.contract import further
 from workload.contract.errors import NoCapacityError, ToolError, UsageError
 from workload.contract.spec import Device, RunSpec
 from workload.contract.text import counted, printable
@@ -47,6 +51,7 @@ from workload.storage.ssh import (
 
 ROOT = "~/.rooflaunch"
 KEEPER = "launcher/backends/ssh/keeper.py"
+FURTHER = "launcher.agent.further"
 # Limit per job for stopping: remote.py waits for the end of each job, which may take nearly a minute.
 STOP_LIMIT_S = 90.0
 # Time that an agent has to end after SIGTERM, before it is killed.
@@ -60,9 +65,16 @@ class SshMachines(RemoteJobs):
 
     program, prefix = SSH_PROGRAM, "ssh"
 
-    def __init__(self, connection: Connection, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        connect: Callable[[Login], Connection] = Connection,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(connection, ROOT, where=connection.login.host, monotonic=monotonic)
-        self._login = connection.login
+        self._login, self._connect = connection.login, connect
+        self._store = SshFolder(connection, ROOT)
 
     @property
     def place(self) -> str:
@@ -77,17 +89,44 @@ class SshMachines(RemoteJobs):
     def submit(self, plan: SshPlan, tell: Tell) -> Submitted:
         """Start the job in a session of its own. Raises `NoCapacityError` if the machine runs another job of ours."""
         assert plan.start is not None
-        tell(f"starting the job on {self.place}")
+        begun: list[tuple[SshMachines, Machine]] = []
+        listed: list[dict[str, Any]] = []
+        start, files = plan.start, dict[str, str]()
+        try:
+            for number, each in enumerate(plan.beside, 2):
+                there, password = self.of(each.login), secrets.token_hex(16)
+                tell(f"starting the job on {there.place}")
+                begun.append((there, there.begin_beside(plan, each, number, password, self._store)))
+                where = {"address": each.address, "port": there.port_of(begun[-1][1].name), "password": password}
+                listed.append({"name": each.login.host, **where})
+            tell(f"starting the job on {self.place}")
+            if listed:
+                files[further.FILE] = json.dumps({"name": self._login.host, "further": listed})
+                path = f"{plan.request.store}/jobs/{plan.request.name}/{further.FILE}"
+                start = replace(start, environment={**start.environment, further.VARIABLE: path})
+            return Submitted(machines=(self._begin(plan.request, start, files),))
+        except BaseException:  # includes Ctrl-C
+            for there, job in begun:
+                there.stop([job])
+            raise
+
+    def of(self, login: Login) -> "SshMachines":
+        """Jobs on another machine."""
+        return SshMachines(self._connect(login), connect=self._connect)
+
+    def _begin(self, request: Request, start: Start, files: Mapping[str, str]) -> Machine:
+        """Start a job. `files`: private files in its folder, by name. Raises `NoCapacityError` if another one runs."""
         answer = self.ask(
             "start",
-            name=plan.request.name,
-            request=plan.request.to_bytes().decode(),
+            name=request.name,
+            request=request.to_bytes().decode(),
             keeper=source_of(KEEPER),
-            words=list(plan.start.words),
-            environment=dict(plan.start.environment),
-            container=plan.start.container,
-            limit_s=plan.request.limit_s,
+            words=list(start.words),
+            environment=dict(start.environment),
+            container=start.container,
+            limit_s=request.limit_s,
             grace_s=GRACE_S,
+            files=dict(files),
         )
         if "busy" in answer:
             other = printable(answer["busy"]) or "another job of rooflaunch"
@@ -97,8 +136,30 @@ class SshMachines(RemoteJobs):
             )
         machine = self._machine(answer["job"])
         if machine is None:
-            raise ToolError(f"the job did not start on {self.place}", hint=f"launch logs {plan.request.name}")
-        return Submitted(machines=(machine,))
+            raise ToolError(f"the job did not start on {self.place}", hint=f"launch logs {request.name}")
+        return machine
+
+    def begin_beside(self, plan: SshPlan, beside: Beside, number: int, password: str, first: SshFolder) -> Machine:
+        """Start the process of a further machine, with the script's files from the store of the first machine."""
+        request, script = plan.request, dict(plan.request.script)
+        files = {further.FILE: json.dumps({"address": beside.address, "password": password})}
+        if script:
+            script_files.copy_archive(request, first, self._store)
+        if script.get("env"):
+            files[further.SECRETS] = json.dumps(script_files.variables_in(request, first))
+            script["env"] = []
+        request = replace(request, name=f"{request.name}-m{number}", store=beside.root, script=script)
+        assert beside.start is not None
+        start = replace(beside.start, words=(*beside.start.words[:-1], f"{beside.root}/jobs/{request.name}"))
+        return self._begin(request, start, files)
+
+    def port_of(self, name: str) -> int:
+        """Port at which the process of a further machine listens. Raises `ToolError` if it has ended."""
+        port = int(self.ask("port", name=name)["port"])
+        if not port:
+            log = f"{ROOT}/launches/{name}/startup.log"
+            raise ToolError(f"the job on {self.place} does not listen", hint=f"{self._login.command()} cat {log}")
+        return port
 
     def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
         wanted = None if names is None else [name for name in names if NAME.fullmatch(name)]
@@ -144,7 +205,10 @@ NEEDED_BYTES = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Facts of a machine. `python`: path, version and packages of one Python; `images`: ids of images by flavour."""
+    """Facts of a machine. `python`: path, version and packages of one Python; `images`: ids of images by flavour.
+
+    `address`: at which other machines of its network reach it.
+    """
 
     host: str
     root: str
@@ -157,6 +221,7 @@ class Site:
     docker: Mapping[str, Any]
     images: Mapping[str, str]
     python: Mapping[str, Any]
+    address: str = ""
 
     def __str__(self) -> str:
         gpus = ", ".join(gpu[0] for gpu in self.gpus) or "no NVIDIA GPU"
@@ -225,6 +290,7 @@ def look_at(machines: SshMachines, *, python: str = USUAL_PYTHON, code: str = "n
         docker=answer["docker"],
         images=dict(zip(inputs, answer["docker"]["images"], strict=False)),
         python=answer["site"],
+        address=str(answer["address"]),
     )
 
 
@@ -280,19 +346,24 @@ def prepare(draft: SshPlan, machines: SshMachines) -> SshPlan:
     specs, options = draft.specs, draft.options
     code = contents.make_recipe(contents.require_flavour(CPU_FLAVOUR)).context()
     code_name = hashlib.sha256(code).hexdigest()[:16]
-    site = look_at(machines, python=options.python or USUAL_PYTHON, code=code_name)
+    places = [machines, *(machines.of(each.login) for each in draft.beside)]
+    sites = [look_at(each, python=options.python or USUAL_PYTHON, code=code_name) for each in places]
     if options.gpu_index is not None:
         hint = "`launch doctor ssh` lists the GPUs, counted from 0"
-        gpu_index.require_known(options.gpu_index, range(len(site.gpus)), place=machines.place, hint=hint)
-        site = replace(site, gpus=(site.gpus[options.gpu_index],))
-    _require_possible(machines.place, site, specs, draft.request.work.devices)
+        gpu_index.require_known(options.gpu_index, range(len(sites[0].gpus)), place=machines.place, hint=hint)
+        sites[0] = replace(sites[0], gpus=(sites[0].gpus[options.gpu_index],))
+    site, by_place = sites[0], {each.place: site for each, site in zip(places, sites, strict=True)}
     with_gpu = bool(site.gpus) and any(spec.device in (Device.CUDA, Device.AUTO) for spec in specs)
-    runtime, why = _runtime(machines.place, options, specs, site, with_gpu=with_gpu)
-    if not site.has_code:
-        machines.ask("code", payload=code, within_s=TRANSFER_LIMIT_S, code=code_name, size=len(code))
+    for place, each in by_place.items():
+        _require_possible(place, each, specs, draft.request.work.devices)
+    (runtime, why), *_ = [_runtime(place, options, specs, each, with_gpu=with_gpu) for place, each in by_place.items()]
+    _require_alike(by_place, specs)
+    for there, each in zip(places, sites, strict=True):
+        if not each.has_code:
+            there.ask("code", payload=code, within_s=TRANSFER_LIMIT_S, code=code_name, size=len(code))
     name, image = draft.request.name, ""
     if runtime is Runtime.PROCESS:
-        start = _process(site, code_name, name)
+        start = _process(site, code_name, f"{site.root}/jobs/{name}")
     else:
         image = _image(machines, options, site, code_name, flavour=site.flavour if with_gpu else CPU_FLAVOUR)
         start = _container(site, image, name)
@@ -304,7 +375,27 @@ def prepare(draft: SshPlan, machines: SshMachines) -> SshPlan:
         runtime=runtime.value,
         image=image,
     )
-    return replace(draft, request=request, start=start, machine=str(site), runtime=f"{runtime}: {why}")
+    beside = [
+        replace(each, root=at.root, machine=str(at), address=at.address, start=_process(at, code_name, "HOME", FURTHER))
+        for each, at in zip(draft.beside, sites[1:], strict=True)
+    ]
+    return replace(
+        draft, request=request, start=start, beside=tuple(beside), machine=str(site), runtime=f"{runtime}: {why}"
+    )
+
+
+def _require_alike(sites: Mapping[str, Site], specs: Sequence[RunSpec]) -> None:
+    """Raise `UsageError` for machines whose ranks cannot train together."""
+    torch = {place: str(site.python.get("torch")) for place, site in sites.items()}
+    if len(set(torch.values())) > 1:
+        listed = "; ".join(f"{version} on {place}" for place, version in torch.items())
+        hint = "--python with the path of a Python that has the same torch on all machines"
+        raise UsageError(f"the machines have different versions of torch: {listed}", hint=hint)
+    without = [place for place, site in sites.items() if not site.gpus]
+    if 0 < len(without) < len(sites) and any(spec.device is not Device.CPU for spec in specs):
+        raise UsageError(
+            f"{', '.join(without)} has no NVIDIA GPU, and the other machines have", hint="--cpu, or other machines"
+        )
 
 
 def _require_possible(place: str, site: Site, specs: Sequence[RunSpec], devices: int) -> None:
@@ -353,11 +444,11 @@ def _runtime(
     return Runtime.DOCKER, f"Docker {site.docker['version']} with {image}"
 
 
-def _process(site: Site, code_name: str, name: str) -> Start:
-    home, commit = f"{site.root}/jobs/{name}", contents.current_commit()
+def _process(site: Site, code_name: str, home: str, module: str = "launcher.agent") -> Start:
+    commit = contents.current_commit()
     environment = {"PYTHONPATH": f"{site.root}/code/{code_name}", "PYTHONDONTWRITEBYTECODE": "1"}
     return Start(
-        words=(str(site.python["path"]), "-u", "-m", "launcher.agent", home),
+        words=(str(site.python["path"]), "-u", "-m", module, home),
         environment=environment | ({"ROOFLAUNCH_COMMIT": commit} if commit else {}),
     )
 
@@ -421,7 +512,7 @@ class Ssh:
         return prepare(draft, machines)
 
     def machines(self, settings: Login) -> SshMachines:
-        return SshMachines(self.connect(settings))
+        return SshMachines(self.connect(settings), connect=self.connect)
 
     def store(self, settings: Login) -> SshFolder:
         return SshFolder(self.connect(settings), ROOT)

@@ -6,7 +6,7 @@ from launcher.values import Command, Runtime, choice, limit_s
 from workload.contract.invocation import examples
 
 DEFAULT_LIMIT_S = 3600
-EXAMPLES = examples("launch ssh --host user@box --dry-run", "launch ssh --host lab -- train.py --lr 0.1")
+EXAMPLES = examples("launch ssh --host user@box --dry-run", "launch ssh --host lab1 --host lab2 -- train.py --lr 0.1")
 COMMAND = Command(
     help="""Train on a machine that you can log in to, and collect the bundles.
 
@@ -24,13 +24,20 @@ COMMAND = Command(
 class Where:
     """Machine: `host` is `[USER@]HOST`, as ssh takes it, or an alias of ~/.ssh/config."""
 
-    host: str = choice("the machine, or an alias of ~/.ssh/config", metavar="USER@HOST")
+    host: str = choice(
+        "the machine, or an alias of ~/.ssh/config; repeatable for a run on several",
+        metavar="USER@HOST",
+        is_repeatable=True,
+    )
     port: int | None = choice("ssh port of HOST (default: from ~/.ssh/config)", default=None, metavar="N")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How the machine runs the job. `python`: for `--runtime process`; `image`: the machine has it or can pull it."""
+    """How the machine runs the job. `python`: for `--runtime process`; `image`: the machine has it or can pull it.
+
+    `beside`: machines that train together with that of `Where`, from further words --host; no option.
+    """
 
     runtime: Runtime = choice("auto: a container if the machine has its image, else a process", default=Runtime.AUTO)
     python: str | None = choice(
@@ -47,3 +54,4 @@ class Options:
         typed_default="60m",
     )
     usd_per_h: float | None = choice("price of an hour of the machine", default=None, metavar="USD")
+    beside: tuple[str, ...] = ()

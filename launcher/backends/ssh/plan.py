@@ -16,7 +16,7 @@ from workload.contract.errors import UsageError
 from workload.contract.spec import Resolved, RunSpec
 from workload.contract.text import minutes
 from workload.environment import gpu_index
-from workload.storage.ssh import Login
+from workload.storage.ssh import Login, parse_login
 
 # A launch's name contains the first `MOST_NAMED` characters of the host's name, with `NAMED` replaced by a hyphen.
 NAMED, MOST_NAMED = re.compile(r"[^a-z0-9]+"), 24
@@ -34,12 +34,31 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Beside:
+    """Machine that trains together with the plan's; all but `login` is known only after it was contacted.
+
+    `root`: our folder there. `start`: command of its process, whose last word is replaced by the job's folder.
+    `address`: at which the other machines reach it.
+    """
+
+    login: Login
+    root: str = ""
+    start: Start | None = None
+    address: str = ""
+    machine: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SshPlan:
-    """Plan of a launch; `start` and `machine` are known only after the machine was contacted."""
+    """Plan of a launch; `start` and `machine` are known only after the machine was contacted.
+
+    `beside`: further machines of the run.
+    """
 
     request: Request
     login: Login
     options: Options
+    beside: tuple[Beside, ...] = ()
     start: Start | None = None
     machine: str = ""
     runtime: str = ""
@@ -63,7 +82,7 @@ class SshPlan:
     @property
     def estimate(self) -> Estimate:
         """Estimate without a time for a run, because the machine's speed is unknown."""
-        usd_per_h = self.options.usd_per_h
+        usd_per_h = usd_per_h_of(self.options)
         most_usd = usd_per_h * self.request.limit_s / 3600 if usd_per_h else None
         return Estimate(limit_s=self.request.limit_s, usd_per_h=usd_per_h, most_usd=most_usd)
 
@@ -81,11 +100,17 @@ class SshPlan:
         rows = [
             *run_rows(request),
             ("job", request.name),
-            ("machine", f"{self.login}" + (f": {self.machine}" if self.machine else ", which was not contacted yet")),
+            *(
+                ("machine", f"{login}" + (f": {machine}" if machine else ", which was not contacted yet"))
+                for login, machine in [
+                    (self.login, self.machine),
+                    *((each.login, each.machine) for each in self.beside),
+                ]
+            ),
             ("GPU", "" if self.options.gpu_index is None else f"index {self.options.gpu_index} in nvidia-smi there"),
             ("runtime", self.runtime or _runtime_asked_for(self.options)),
             ("limit", f"{minutes(request.limit_s)}, enforced on the machine even if this command ends"),
-            ("cost", cost_text(self.options.usd_per_h)),
+            ("cost", cost_text(usd_per_h_of(self.options))),
         ]
         return text_of(rows, self.notes, width)
 
@@ -98,12 +123,18 @@ class SshPlan:
         return {
             "host": str(self.login),
             "port": self.login.port,
+            "beside": [str(each.login) for each in self.beside],
             "machine": self.machine,
             "runtime": self.runtime,
             "request": asdict(self.request),
             "start": None if self.start is None else asdict(self.start),
             "notes": list(self.notes),
         }
+
+
+def usd_per_h_of(options: Options) -> float | None:
+    """Price of an hour of all machines."""
+    return None if options.usd_per_h is None else options.usd_per_h * (1 + len(options.beside))
 
 
 def make_plan(
@@ -114,6 +145,10 @@ def make_plan(
     `task`: runs of a sweep, instead of the runs of the resolved spec.
     """
     _check(options)
+    beside = _beside(resolved.spec, options, login)
+    if beside:
+        # The machines' own Python starts the ranks.
+        options = replace(options, runtime=Runtime.PROCESS)
     resolved = replace(resolved, spec=_on_gpu(resolved.spec, options))
     task = task.mapped(lambda spec: _on_gpu(spec, options).checked()) if task else None
     label = NAMED.sub("-", login.host.lower())[:MOST_NAMED].strip("-") or "host"
@@ -127,11 +162,43 @@ def make_plan(
         limit_s=options.max_run_time_s,
         spec=resolved.spec.to_json(),
         spec_origin=dict(resolved.origin),
-        prices=prices_of(options.usd_per_h, (region_of(login.host), ""), now),
-        options={"host": login.host, **({} if options.gpu_index is None else {"gpu_index": options.gpu_index})},
+        prices=prices_of(usd_per_h_of(options), (region_of(login.host), ""), now),
+        options={
+            "host": login.host,
+            **({"beside": [each.login.host for each in beside]} if beside else {}),
+            **({} if options.gpu_index is None else {"gpu_index": options.gpu_index}),
+        },
         task=task.to_json(resolved.spec) if task else {},
     )
-    return SshPlan(request=request, login=login, options=options)
+    return SshPlan(request=request, login=login, options=options, beside=beside)
+
+
+def _beside(spec: RunSpec, options: Options, login: Login) -> tuple[Beside, ...]:
+    """Further machines of the run, at the same port. Raises `UsageError` for options that several cannot have."""
+    logins = [login, *(parse_login(host, login.port) for host in options.beside)]
+    hosts = " ".join(f"--host {each}" for each in logins)
+    is_container = bool(options.image) or options.runtime is Runtime.DOCKER
+    for is_broken, message, hint in (
+        (
+            len({each.host for each in logins}) < len(logins),
+            f"each --host is another machine; got {hosts}",
+            "--devices 2",
+        ),
+        (
+            spec.machines != len(logins),
+            f"a run has a --host for each machine; got --machines {spec.machines} with {hosts}",
+            "leave --machines out",
+        ),
+        (
+            is_container,
+            f"a container runs on one machine; got --image or --runtime docker with {hosts}",
+            "--python PATH",
+        ),
+        (options.gpu_index is not None, f"--gpu-index is for one machine; got {hosts}", "leave --gpu-index out"),
+    ):
+        if is_broken and len(logins) > 1:
+            raise UsageError(message, hint=hint)
+    return tuple(Beside(login=each) for each in logins[1:])
 
 
 def _on_gpu(spec: RunSpec, options: Options) -> RunSpec:

@@ -38,6 +38,8 @@ SOCKET = Path("/var/run/docker.sock")
 LOCK_TRIES, LOCK_AGAIN_S = 20, 0.05
 # A keeper records its job's start within this time.
 STARTED_WITHIN_S = 20.0
+# A process for the ranks of a further machine listens within this time.
+LISTENS_WITHIN_S = 30.0
 # Seconds to wait for a job's end: after the agent's grace period, for the keeper to kill the job's other processes; and
 # after SIGKILL. The third number: seconds between two checks whether the job has ended.
 CLEARED_WITHIN_S, KILLED_WITHIN_S, LOOK_EVERY_S = 12.0, 5.0, 0.2
@@ -80,6 +82,8 @@ def main(question: dict[str, Any], payload: BinaryIO) -> tuple[dict[str, Any], I
         answer = build(root, question)
     elif do == "start":
         answer = start(root, question)
+    elif do == "port":
+        answer = {"port": port(root / "jobs" / question["name"])}
     elif do == "look":
         answer = {"jobs": look(root, question["names"])}
     elif do == "stop":
@@ -108,6 +112,8 @@ def facts(root: Path, question: dict[str, Any]) -> dict[str, Any]:
         "docker": docker(question["labels"]),
         "site": site(question["python"]),
         "has_code": (root / "code" / question["code"]).is_dir(),
+        # Of the end of this connection: other machines of the same network reach this one there too.
+        "address": (os.environ.get("SSH_CONNECTION", "") + " - - -").split()[2],
     }
 
 
@@ -253,11 +259,22 @@ def start(root: Path, question: dict[str, Any]) -> dict[str, Any]:
     busy.flush()
     (home / "request.json").write_text(question["request"])
     (home / "keeper.py").write_text(question["keeper"])
+    for file, text in question.get("files", {}).items():
+        (home / file).touch(mode=0o600)
+        (home / file).write_text(text)
     start_keeper(root, home, {name: question[name] for name in JOB_SETTINGS}, lock, busy)
     until_s = time.monotonic() + STARTED_WITHIN_S
     while time.monotonic() < until_s and not (home / "kept.json").exists():
         time.sleep(LOCK_AGAIN_S)
     return {"job": job_of(home)}
+
+
+def port(home: Path) -> int:
+    """Port at which the job's process listens (launcher/agent/further.py); 0 if it does not listen in time."""
+    until_s = time.monotonic() + LISTENS_WITHIN_S
+    while time.monotonic() < until_s and not (home / "port").exists() and is_locked(home / "lock"):
+        time.sleep(LOCK_AGAIN_S)
+    return int((home / "port").read_text()) if (home / "port").exists() else 0
 
 
 def start_keeper(root: Path, home: Path, job: dict[str, Any], lock: IO[str], busy: IO[str]) -> None:

@@ -199,7 +199,9 @@ SHOWN = (
 
 def test_nodes_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
-    assert refused(lambda: machines.nodes_of_job(2)) == "several machines need a job of Slurm; got --machines 2"
+    assert refused(lambda: machines.nodes_of_job(2)) == (
+        "several machines need a job of Slurm, or of launch ssh with a --host for each; got --machines 2"
+    )
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
     asked: list[tuple[str, ...]] = []
     monkeypatch.setattr(machines, "run_tool", lambda *words: asked.append(words) or SHOWN)

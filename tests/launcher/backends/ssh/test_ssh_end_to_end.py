@@ -139,6 +139,13 @@ def test_refused_before_anything_starts(machine: sshd.Machine, tmp_path: Path, c
     assert not (machine.home / ".rooflaunch").exists(), "nothing was sent"
 
 
+@pytest.mark.parametrize("verb", ["status", "down", "logs"])
+def test_commands_for_launches_take_one_host(machine: sshd.Machine, tmp_path: Path, verb: str) -> None:
+    _, err = ran(machine, tmp_path, "launch", verb, "--host", "other", "3fa9c1", code=ExitCode.USAGE)
+    what = "only a run has several machines, and is found at its first one"
+    assert f"error: {what}; got --host {machine.host} --host other\nhint: --host {machine.host}\n" in err
+
+
 def test_a_dry_run_asks_nobody(machine: sshd.Machine, tmp_path: Path) -> None:
     machine.cut_off()
     out, _ = ran(machine, tmp_path, "launch", "ssh", *TINY, "--dry-run")

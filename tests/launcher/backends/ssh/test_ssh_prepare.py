@@ -13,6 +13,7 @@ import pytest
 from launcher.backends.ssh.backend import (
     Site,
     SshMachines,
+    _require_alike,
     _require_possible,
     _runtime,
     backend,
@@ -184,9 +185,9 @@ def test_what_runs_there_needs_python_3_8_alone(path: str) -> None:
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-def drafted(options: Options, *runs: TaskRun) -> SshPlan:
+def drafted(options: Options, *runs: TaskRun, **typed: object) -> SshPlan:
     task = Task(job="night", runs=runs) if runs else None
-    job = Job(resolved=resolve({}, {}, None), token="abcdef", task=task)
+    job = Job(resolved=resolve(typed, {}, None), token="abcdef", task=task)
     return backend.plan(job, options, backend.settings(Where(host="box")), now=NOW)
 
 
@@ -217,6 +218,38 @@ def test_plans(golden: Golden) -> None:
     golden(
         "plans.txt", told({name: lambda case=case: drafted(case[0], *case[1]).text() for name, case in PLANS.items()})
     )
+
+
+BESIDE: dict[str, tuple[Options, str]] = {
+    "three machines": (Options(beside=("me@box2", "box3"), usd_per_h=0.5), "3"),
+    "one machine twice": (Options(beside=("me@box",)), "2"),
+    "another number": (Options(beside=("box2",)), "3"),
+    "no such host": (Options(beside=("-x",)), "2"),
+    "in containers": (Options(beside=("box2",), runtime=Runtime.DOCKER), "2"),
+    "an image": (Options(beside=("box2",), image="own:1"), "2"),
+    "one GPU of each": (Options(beside=("box2",), gpu_index=1), "2"),
+}
+
+
+def test_plans_of_several_machines(golden: Golden) -> None:
+    cases = {name: lambda case=case: drafted(case[0], machines=case[1]).text() for name, case in BESIDE.items()}
+    golden("beside.txt", told(cases))
+    draft = drafted(*BESIDE["three machines"][:1], machines="3")
+    assert draft.to_json()["beside"] == ["me@box2", "box3"]
+    assert (draft.request.options["beside"], draft.estimate.usd_per_h) == (["box2", "box3"], 1.5)
+
+
+def test_machines_that_cannot_train_together(golden: Golden) -> None:
+    def required(device: Device, **second: Any) -> None:
+        _require_alike({"box": site(), "box2": site(**second)}, [RunSpec(device=device)])
+
+    cases = {
+        "alike": partial(required, Device.AUTO),
+        "another torch": partial(required, Device.AUTO, python={**PYTHON, "torch": "2.9.0"}),
+        "a GPU on one": partial(required, Device.AUTO, gpus=L4),
+        "the CPUs of all": partial(required, Device.CPU, gpus=L4),
+    }
+    golden("alike.txt", told(cases))
 
 
 def test_request_has_the_gpu_and_the_task() -> None:
