@@ -195,7 +195,8 @@ RECORDS: dict[str, dict[str, Any]] = {
     "busy": on_cpus(1.0, 0.9),
     "a little busy": on_cpus(1.49, 0.17),
     # Two threads on one CPU wait for each other.
-    "more threads than CPUs": on_cpus(0.8, 0.5) | {"environment": {"device": {"threads": 2}, "host": {"cpus_allowed": 1}}},
+    "more threads than CPUs": on_cpus(0.8, 0.5)
+    | {"environment": {"device": {"threads": 2}, "host": {"cpus_allowed": 1}}},
     # It got three quarters, or did not wait for the rest: one thread did most.
     "got three quarters": on_cpus(1.5, 0.5),
     "waited little": on_cpus(1.0, 0.1),

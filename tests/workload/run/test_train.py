@@ -29,7 +29,7 @@ from workload.contract import bundle
 from workload.contract.allocations import Kind
 from workload.contract.errors import ExitCode
 from workload.contract.record import Record, Spec, Status, Timing
-from workload.contract.record_sections import DeviceFacts, Environment
+from workload.contract.record_sections import DeviceFacts, Environment, HostFacts
 from workload.contract.spec import Device, Resolved, RunSpec
 from workload.contract.trainer import Context
 from workload.measure import energy, telemetry
