@@ -267,7 +267,7 @@ def test_more_threads_than_cpus_wait_for_each_other_not_for_other_processes() ->
         timing=Timing(cpus_used=0.8, cpus_waited=0.5),
     )
     assert train._idle_cpus(record) == [
-        "the run got 0.80 of 4 CPUs: it has more threads than CPUs, and they wait for each other"
+        "the run got 0.8 of 4 CPUs: it has more threads than CPUs, and they wait for each other"
     ]
 
 
