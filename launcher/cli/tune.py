@@ -150,7 +150,7 @@ def _tuned_there(
     try:
         own, where, there = instances_from((module.Options, module.Where, ThereOptions), rest)
     except typer.TyperException as error:
-        raise UsageError(f"--on: {plain_message(error, rest)}", hint=f"launch {backend} --help") from error
+        raise UsageError(f"--on: {plain_message(error, rest)}", hint="launch " + backend + " --help") from error
     there = replace(there, data=data) if data else there
     script = commands.Script(words=tuple(words), options=there, is_fresh=module.COMMAND.is_fresh)
     place, defaults = Place(backend=backend, where=where), {"min_seconds": SEGMENT_S}
