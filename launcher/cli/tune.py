@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,7 +154,13 @@ def _tuned_there(
     there = replace(there, data=data) if data else there
     script = commands.Script(words=tuple(words), options=there, is_fresh=module.COMMAND.is_fresh)
     place, defaults = Place(backend=backend, where=where), {"min_seconds": SEGMENT_S}
-    rows = commands.tune(place, own, {**defaults, **typed}, script=script, tuning=tuning, output=output)
+    try:
+        rows = commands.tune(place, own, {**defaults, **typed}, script=script, tuning=tuning, output=output)
+    except UsageError as error:
+        # Options of the place that `launch tune` has only as a part of --on.
+        if any(f"--{item.name}" in error.hint for item in fields(ThereOptions) if item.name != "data"):
+            error.hint = f"in --on: {error.hint}"
+        raise
     return report.received(rows, output, script_name(words))
 
 
