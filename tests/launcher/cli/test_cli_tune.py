@@ -42,7 +42,9 @@ def test_mistakes_end_with_a_hint(launch: Launch, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.world
-def test_mistakes_about_another_machine_are_answered_for_its_option(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_about_another_machine_are_answered_for_its_option(
+    launch: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
     on = "ssh --host box --max-run-time 24m --include *.py"
     assert launch("tune", "--on", "ssh --host box", "--", "train.py") == ExitCode.USAGE
     assert "hint: in --on: --include '*.py'\n" in capsys.readouterr().err
