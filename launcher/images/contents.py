@@ -33,7 +33,7 @@ AGENT_FOLDERS = {
     "script/": ("__init__", "files"),
     "duel/": ("__init__", "contest", "decision", "referee"),
     "tune/": ("__init__", "bounds", "candidates", "duels", "evidence", "patch", "report", "session", "tune"),
-    "agent/": ("__init__", "__main__", "agent", "home", "lease"),
+    "agent/": ("__init__", "__main__", "agent", "further", "home", "lease"),
 }
 AGENT_MODULES = tuple(f"{folder}{name}" for folder, names in AGENT_FOLDERS.items() for name in names)
 # Packages of the trainer; a script starts the trainer under the name `rooflaunch`.
