@@ -48,7 +48,7 @@ class TuneOptions:
         rich_help_panel=Group.SCRIPT,
     )
     on: str | None = choice(
-        "tune on another machine: a backend with its options, such as 'ssh --host box'",
+        "tune on another machine, each time anew: a backend with its options, such as 'ssh --host box'",
         default=None,
         metavar="'BACKEND ...'",
         rich_help_panel=Group.PLACE,
