@@ -10,7 +10,6 @@ import json
 import os
 import select
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -28,7 +27,8 @@ from launcher.script import files as script_files
 from workload.contract import further
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.further import Caller, Messages
-from workload.contract.operating_system import replace_text
+from workload.contract.operating_system import SIGKILL, replace_text
+from workload.contract.process import signal_group
 from workload.contract.spec import RunSpec
 from workload.storage.address import open_store
 
@@ -123,8 +123,7 @@ class RanksHere:
         while any(process.poll() is None for process in self._processes):
             if time.monotonic() > until_s:
                 for process in self._processes:
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
+                    signal_group(process, SIGKILL)
             time.sleep(0.1)
         shutil.rmtree(self._output, ignore_errors=True)
 

@@ -145,7 +145,7 @@ def end_json(tuned: Tuned) -> dict[str, Any]:
 
 
 def sent(rows: Sequence[Row], tuned: Tuned | None) -> bytes:
-    """All that the table of a tuning shows besides the trials, which the evidence has. `tuned`: None before the end."""
+    """Rows of a tuning and its end, for `received`; the trials are in the evidence. `tuned`: None before the end."""
     values = [{**asdict(replace(row, trial=None)), "trial": row.trial and row.trial.name} for row in rows]
     accepted = [candidate.text for candidate in (tuned.accepted if tuned else ())]
     return json.dumps({"rows": values, "accepted": accepted, "patch": tuned and asdict(tuned.patch)}).encode()

@@ -148,7 +148,7 @@ def listed() -> tuple[str, list[Further]]:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """In the agent: tell the further machines that the job lives, until the work is over."""
+    """Tell the further machines that the job lives, until the agent's work is over."""
     with ExitStack() as connections:
         for each in listed()[1]:
             with suppress(OSError):  # the run will tell it

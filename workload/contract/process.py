@@ -375,6 +375,15 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def signal_group(leader: "subprocess.Popen[Any]", number: int) -> None:
+    """Send a signal to a child's process group, which it leads; on Windows to the child alone."""
+    if sys.platform == "win32":
+        leader.send_signal(number)
+        return
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader.pid, number)
+
+
 def kill_descendants() -> None:
     """Kill the descendants of this process."""
     for process in _descendants(os.getpid()):

@@ -17,6 +17,7 @@ from typing import IO
 from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError
 from workload.contract.invocation import TRAINER
 from workload.contract.operating_system import SIGKILL, is_alive, start_child
+from workload.contract.process import signal_group
 from workload.contract.record import Record
 from workload.contract.record_sections import ProfileResult
 from workload.contract.spec import Profile, RunSpec, arguments
@@ -346,19 +347,11 @@ def _wait(child: "subprocess.Popen[str]", end_s: float, on_tick: OnTick, monoton
 def _end_group(child: "subprocess.Popen[str]", grace_s: float) -> None:
     """Interrupt the process group, then kill it: a group outlives its leader if the profiled process hangs."""
     if grace_s:
-        _signal(child, signal.SIGINT)
+        signal_group(child, signal.SIGINT)
         with suppress(subprocess.TimeoutExpired, InterruptedRunError):
             child.wait(grace_s)
-    _signal(child, SIGKILL)
+    signal_group(child, SIGKILL)
     child.wait()
-
-
-def _signal(child: "subprocess.Popen[str]", number: int) -> None:
-    if sys.platform == "win32":
-        child.send_signal(number)
-        return
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, number)
 
 
 def end_with(owner: int) -> None:

@@ -33,7 +33,7 @@ from workload.contract import bundle, further
 from workload.contract.errors import LostRankError, RunFailedError, ToolError, UsageError
 from workload.contract.further import CONNECT_LIMIT_S, STARTER, kept_alive, listening_at
 from workload.contract.operating_system import SIGKILL, replace_text
-from workload.contract.process import interruption_deferred
+from workload.contract.process import interruption_deferred, signal_group
 from workload.contract.ranks import FOLDER, HOST_COLUMNS, HOSTS_FILE
 from workload.environment.machine import run_tool
 
@@ -344,7 +344,7 @@ def run(
 
 
 def started_by() -> str:
-    """Whose exit code is that of all ranks, for messages."""
+    """Name of the process whose exit code is that of all ranks, for messages."""
     return "a rank" if further.VARIABLE in os.environ else "srun"
 
 
@@ -419,8 +419,7 @@ class _Everywhere:
 
     def send_signal(self, sig: int, /) -> None:
         for process in self._here:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, sig)
+            signal_group(process, sig)
         for each in self._there:
             each.end()
 

@@ -180,7 +180,7 @@ def test_main_without_a_readable_request(
 
 LISTED = """
 import sys
-import launcher.agent.__main__
+import launcher.agent.__main__, launcher.agent.further
 print(*sorted(sys.modules))
 """
 
