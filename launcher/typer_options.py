@@ -154,7 +154,7 @@ def instances_from(kinds: Sequence[type], words: Sequence[str]) -> list[Any]:
 
 
 def the_only(flag: str, values: list[str] | str | None) -> str | None:
-    """Value of a repeatable option for a command that takes it once. Raises `UsageError` if it was repeated."""
+    """Return the value of an option that only a run may repeat. Raises `UsageError` if there are several values."""
     if not isinstance(values, list):
         return values
     if len(values) > 1:

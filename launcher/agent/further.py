@@ -79,7 +79,7 @@ class RanksHere:
             self._processes.append(process)
 
     def hear(self) -> None:
-        """Follow what the first machine has sent."""
+        """Receive from the first machine which ranks' files are complete there, and let these ranks go on."""
         for message in self.messages.receive():
             for name in message.get("written", ()):
                 self._complete.add(name.removeprefix(further.DELIVERING))
@@ -117,7 +117,7 @@ class RanksHere:
             self._sent[name] = facts.st_ino, at
 
     def end(self) -> None:
-        """See that the ranks end, which notice themselves that the starting process has ended; remove their files."""
+        """Wait until the ranks have ended by themselves, kill them after `END_LIMIT_S`, and remove their files."""
         self.messages.close()
         until_s = time.monotonic() + END_LIMIT_S
         while any(process.poll() is None for process in self._processes):
@@ -159,7 +159,7 @@ class Further:
             self._run.end()
 
     def _listen(self) -> None:
-        """Hear what has come, or wait for it at most `SENT_EVERY_S`."""
+        """Wait at most `SENT_EVERY_S` for messages and new connections, and handle them."""
         known = [*self._callers, *([self._agent] if self._agent else ()), *([self._run.messages] if self._run else ())]
         for ready in select.select([self._listening, *known], [], [], SENT_EVERY_S)[0]:
             if ready is self._listening:

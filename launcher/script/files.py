@@ -320,7 +320,7 @@ def copy_archive(request: Request, source: Store, target: Store) -> None:
 
 
 def variables_in(request: Request, store: Store) -> dict[str, str]:
-    """Values of --env of the launch. Raises `BundleError` if the store lacks them."""
+    """Read the values of the variables that `--env` names from the store. Raises `BundleError` if they are missing."""
     try:
         values = json.loads(store.read(variables_object(request.name)) or NO_VARIABLES)["values"]
         return {name: str(values[name]) for name in request.script["env"]}

@@ -152,7 +152,10 @@ def sent(rows: Sequence[Row], tuned: Tuned | None) -> bytes:
 
 
 def received(content: bytes, folder: Path, script: str) -> Tuned:
-    """The tuning that another machine sent; its evidence and bundles are in `folder`. Raises `BundleError`."""
+    """Make the result of a tuning from the rows that another machine sent; its evidence and bundles are in `folder`.
+
+    Raises `BundleError` if the rows or the evidence cannot be read.
+    """
     trials = {trial.name: trial for trial in read(folder / FILE).trials}
     try:
         values = json.loads(content)

@@ -36,7 +36,7 @@ NUMBER_BYTES = 32
 
 
 def kept_alive(connection: socket.socket) -> socket.socket:
-    """Make the system notice within seconds that the other end's machine, or the network, is lost."""
+    """Set options by which a TCP connection breaks within 20 s if the other machine or the network is lost; return it."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for name, value in KEEPALIVE.items():
@@ -51,7 +51,7 @@ def listening_at(address: str) -> socket.socket:
 
 
 class Messages:
-    """Messages over a connection. `is_open`: the other end has not closed it, as far as was received."""
+    """Messages over a TCP connection. `is_open`: False once this end or the other has closed it."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = kept_alive(connection)
@@ -85,7 +85,7 @@ class Messages:
 
 
 class Caller(Messages):
-    """Connection to a further machine, as its process there sees it, which trusts nobody before `order`."""
+    """Connection that was made to the process on a further machine, which does nothing for it before a signed order."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)
@@ -94,7 +94,7 @@ class Caller(Messages):
             self.connection.sendall(self._number)
 
     def order(self, password: str) -> dict[str, Any] | None:
-        """First message, if it has come and is signed; the connection of a caller that cannot sign is closed."""
+        """Return the first message once it has come. A connection whose first message is not signed is closed."""
         try:
             for message in self.receive()[:1]:
                 text = str(message["order"])
@@ -148,7 +148,7 @@ def listed() -> tuple[str, list[Further]]:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Tell the further machines that the job lives, until the agent's work is over."""
+    """Keep a connection to each further machine while the block runs; the process there ends when its connection closes."""
     with ExitStack() as connections:
         for each in listed()[1]:
             with suppress(OSError):  # the run will tell it

@@ -105,17 +105,17 @@ class Failure:
 
 
 class Started(Protocol):
-    """Processes of the ranks on all machines, as one process that is watched: srun's, or `_Everywhere`."""
+    """Ranks on all machines, used like one child process: the process of srun, or `_Everywhere`."""
 
     @property
     def returncode(self) -> int | None:
-        """Exit code, once all have ended."""
+        """Exit code of the ranks; None until all have ended."""
 
     def poll(self) -> int | None:
-        """Look whether all have ended; return the exit code if they have."""
+        """Update and return `returncode`."""
 
     def send_signal(self, sig: int, /) -> None:
-        """End them: a second time by force."""
+        """Send a signal to the ranks on this machine, and have those on other machines ended."""
 
 
 class _Rank:
@@ -174,7 +174,7 @@ class Connections:
 
     @property
     def starter(self) -> str:
-        """Address, port and password by which ranks connect to this process, in the environment variable `STARTER`."""
+        """Value of the environment variable `STARTER`: address, port and password with which ranks connect to this process."""
         return f"{self._address} {self._listening.getsockname()[1]} {self._password}"
 
     @property
@@ -467,7 +467,7 @@ class _There:
                 self.code = code
 
     def _place(self, name: PurePosixPath) -> Path | None:
-        """Path of a file that a rank has written; None if it is not one of a run that goes on."""
+        """Path here for a file that a rank sent; None for an unsafe name, and for a run that is unknown or already sealed."""
         run = self._output / name.parts[0]
         is_open = run.is_dir() and not (run / bundle.MANIFEST).exists()
         return self._output / name if is_open and ".." not in name.parts and not name.is_absolute() else None

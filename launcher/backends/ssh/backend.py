@@ -111,7 +111,7 @@ class SshMachines(RemoteJobs):
             raise
 
     def of(self, login: Login) -> "SshMachines":
-        """Jobs on another machine."""
+        """Make the client for jobs on another machine, with a connection of its own."""
         return SshMachines(self._connect(login), connect=self._connect)
 
     def _begin(self, request: Request, start: Start, files: Mapping[str, str]) -> Machine:

@@ -34,9 +34,9 @@ class Where:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How the machine runs the job. `python`: for `--runtime process`; `image`: the machine has it or can pull it.
+    """Options of a job. `python`: used with `--runtime process`. `image`: an image that the machine has or can pull.
 
-    `beside`: machines that train together with that of `Where`, from further words --host; no option.
+    `beside`: the second and later `--host` of a run on several machines; it is not an option of its own.
     """
 
     runtime: Runtime = choice("auto: a container if the machine has its image, else a process", default=Runtime.AUTO)
