@@ -36,7 +36,7 @@ NUMBER_BYTES = 32
 
 
 def kept_alive(connection: socket.socket) -> socket.socket:
-    """Set options by which a TCP connection breaks within 20 s if the other machine or the network is lost; return it."""
+    """Set options by which a TCP connection breaks within 20 s if the other machine is lost; return the connection."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for name, value in KEEPALIVE.items():
@@ -148,7 +148,7 @@ def listed() -> tuple[str, list[Further]]:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Keep a connection to each further machine while the block runs; the process there ends when its connection closes."""
+    """Keep a connection to each further machine while the block runs; the process there ends when it closes."""
     with ExitStack() as connections:
         for each in listed()[1]:
             with suppress(OSError):  # the run will tell it

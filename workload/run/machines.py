@@ -174,7 +174,7 @@ class Connections:
 
     @property
     def starter(self) -> str:
-        """Value of the environment variable `STARTER`: address, port and password with which ranks connect to this process."""
+        """Value of the variable `STARTER`: address, port and password with which ranks connect to this process."""
         return f"{self._address} {self._listening.getsockname()[1]} {self._password}"
 
     @property
@@ -467,7 +467,7 @@ class _There:
                 self.code = code
 
     def _place(self, name: PurePosixPath) -> Path | None:
-        """Path here for a file that a rank sent; None for an unsafe name, and for a run that is unknown or already sealed."""
+        """Path here for a file that a rank sent; None for an unsafe name, or a run that is unknown or sealed."""
         run = self._output / name.parts[0]
         is_open = run.is_dir() and not (run / bundle.MANIFEST).exists()
         return self._output / name if is_open and ".." not in name.parts and not name.is_absolute() else None
