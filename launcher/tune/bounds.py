@@ -16,33 +16,24 @@ LEAST_REST = 1e-6
 # Without page faults, threads neither wait for each other's faults nor read new memory into the caches: 77 % of the
 # time went where the kernel had 74.5 % of it (benchmarks/tuned/page_faults.py on two CPUs).
 BESIDE_FAULTS = 1.1
-# Of the time beyond the roof, one change removes this part if it goes well: most of it are calls, caches and copies.
-LIKELY_FROM_ROOF = 0.2
-# Another number of threads: more threads than CPUs wait for each other in turn; fewer than the CPUs seldom help.
-LIKELY_FROM_SURPLUS_THREADS, LIKELY_FROM_FEWER_THREADS = 0.5, 0.1
 
 
-def bound_of(
-    changes: Sequence[Change], run: Record, steps: Sequence[dict[str, str]], from_roof: float = 1.0
-) -> float | None:
+def bound_of(changes: Sequence[Change], run: Record, steps: Sequence[dict[str, str]]) -> float | None:
     """Largest growth of throughput by changes that are made together: 0.61 is 61 % more samples per second.
 
-    `run`: measured without them; `steps`: rows of its steps.csv. `from_roof`: part of the time beyond the roof that
-    goes; with `LIKELY_FROM_ROOF` the result is no bound but what to expect. None if the share of a part is unknown.
+    `run`: measured without them; `steps`: rows of its steps.csv. None if the share of a part is unknown.
     """
     shares = []
     for change in changes:
-        parts = [_optimizer_share(run, steps)] if change.row.name == "optimizer" else _parts(change, run, from_roof)
-        # For a bound all parts go. The largest is expected to go: else a few page faults would decide a rank.
-        known = [part for part in parts if part is not None]
-        shares.append(sum(known) if from_roof == 1 else max(known, default=0.0))
+        parts = [_optimizer_share(run, steps)] if change.row.name == "optimizer" else _parts(change, run)
         if None in parts:
             return None
+        shares.append(sum(part for part in parts if part is not None))
     share = min(1.0, max(shares, default=0.0))
     return share / max(1 - share, LEAST_REST)
 
 
-def _parts(change: Change, run: Record, from_roof: float) -> list[float | None]:
+def _parts(change: Change, run: Record) -> list[float | None]:
     """Shares of the wall time that a change acts on, None for one that is unknown."""
     helps, timing = set(change.row.helps), run.timing
     parts = list[float | None]()
@@ -57,19 +48,8 @@ def _parts(change: Change, run: Record, from_roof: float) -> list[float | None]:
         parts.append(timing.data_wait_fraction)
     if helps - {"input", "kernel"}:
         # The ceiling was measured with the script's own number of threads, so it bounds no other number.
-        is_bound = from_roof < 1 or change.row.name != "torch.set_num_threads"
-        beyond = _beyond_the_roof(change, run) if is_bound else None
-        if beyond is None and from_roof < 1:
-            # Without FLOP or a ceiling the roof is unknown: what to expect is a part of the whole step.
-            beyond = 1 - (timing.data_wait_fraction or 0.0)
-        part = from_roof if from_roof == 1 or change.row.name != "torch.set_num_threads" else _likely_part(run)
-        parts.append(None if beyond is None else part * beyond)
+        parts.append(None if change.row.name == "torch.set_num_threads" else _beyond_the_roof(change, run))
     return parts
-
-
-def _likely_part(run: Record) -> float:
-    """Part of the time beyond the roof that another number of threads is expected to remove."""
-    return LIKELY_FROM_SURPLUS_THREADS if verdict.has_surplus_threads(run) else LIKELY_FROM_FEWER_THREADS
 
 
 def _optimizer_share(run: Record, steps: Sequence[dict[str, str]]) -> float | None:

@@ -65,9 +65,9 @@ class Candidate:
         """Precisions below fp32 that its changes introduce."""
         return frozenset(change.row.precision for change in self.changes) - {""}
 
-    def bound(self, run: Record, steps: Sequence[dict[str, str]], from_roof: float = 1.0) -> float | None:
+    def bound(self, run: Record, steps: Sequence[dict[str, str]]) -> float | None:
         """Largest growth of throughput, as `bound_of` has it; None (unknown) for an argument of the script."""
-        return None if self.argument else bound_of(self.changes, run, steps, from_roof)
+        return None if self.argument else bound_of(self.changes, run, steps)
 
 
 def joined(candidates: Sequence[Candidate]) -> Candidate:

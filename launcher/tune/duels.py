@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.duel import contest
-from launcher.duel.contest import Limits, Measured, Pair, Side, Variant
+from launcher.duel.contest import Limits, Measured, OutOfTimeError, Pair, Side, Variant, measured_of
 from launcher.duel.referee import Losses, losses_of, refused_losses
 from launcher.machine.local import LocalPlan
 from launcher.machine.watcher import Watcher
@@ -27,7 +27,7 @@ from workload.contract.script_words import redacted
 PlanOf = Callable[[Sequence[str], str | None, bool], LocalPlan]
 # Seconds in which a run's process starts and warms up, until a run has shown it.
 START_S = 5.0
-ORIGINAL = "original"
+ORIGINAL, FIRST = "original", "first"
 # Runs with other seeds: the nearer of two is the limit, so that one odd seed does not widen it.
 OTHER_SEEDS = ("seeds(shift=1)", "seeds(shift=2)")
 
@@ -70,6 +70,18 @@ class LocalDuels:
         self.on_run(segment.folder)
         self.run_s = time.monotonic() - began_s
         return segment
+
+    def first(self, candidate: Candidate, *, max_time_s: float) -> float:
+        """Run the script once with this change alone: growth of throughput against the latest original run."""
+        side, run_s = self.side("B", [candidate]), self.run_s
+        try:
+            segment = self.run(side, name=FIRST, position=0, left_s=max_time_s, tell=self.tell)
+        except OutOfTimeError:
+            return -1.0
+        # The usual run may be shorter, as a change may compile.
+        self.run_s = run_s
+        original = bundle.read(self.output / list(self.evidence().originals)[-1])
+        return measured_of(original, "A", 0).wall_sample_s / segment.wall_sample_s - 1
 
     def fight(self, trial: Trial, a: Sequence[Candidate], b: Sequence[Candidate], *, max_time_s: float) -> Fought:
         """Begin or continue the duel of a trial. A failure of B is its result; a failure of A raises its error."""

@@ -80,7 +80,8 @@ class Evidence:
     """A tuning so far. `command`: words of the script without secrets. `files`: SHA-256 of each file of the script.
 
     `originals`, `others`: SHA-256 of the manifest of each run of the script as it is, and with other seeds. `seeds`:
-    how far the latter's losses are. `patch`: SHA-256 of the patch file.
+    how far the latter's losses are. `firsts`: growth of throughput by each change in one run, which decides only the
+    order of trials. `patch`: SHA-256 of the patch file.
     """
 
     format: int = FORMAT
@@ -94,6 +95,7 @@ class Evidence:
     originals: Mapping[str, str] = field(default_factory=dict)
     others: Mapping[str, str] = field(default_factory=dict)
     seeds: Apart | None = None
+    firsts: Mapping[str, float] = field(default_factory=dict)
     trials: tuple[Trial, ...] = ()
     patch: Mapping[str, str] = field(default_factory=dict)
 

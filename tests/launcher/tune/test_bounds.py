@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.tune.bounds import LIKELY_FROM_ROOF, bound_of
+from launcher.tune.bounds import bound_of
 from tests.launcher.tune.script_runs import a_run, rows
 from workload.contract.changes import changes_of
 from workload.contract.record import Record
@@ -35,28 +35,6 @@ def test_bound_is_the_gain_if_the_share_of_the_part_goes(change: str, run: Recor
     bound = bound_of(changes_of(change), run, rows(run))
 
     assert bound == (None if share is None else pytest.approx(share / (1 - share)))
-
-
-@pytest.mark.parametrize(
-    ("change", "threads", "share"),
-    [
-        ("DataLoader(num_workers=2)", 2, 0.4),
-        ("channels_last", 2, 0.2 * 0.4),
-        ("THP_MEM_ALLOC_ENABLE=1", 2, 0.2 * 0.4),
-        pytest.param("torch.set_num_threads(1)", 2, 0.1 * 0.4, id="fewer threads than CPUs"),
-        pytest.param("torch.set_num_threads(2)", 8, 0.5 * 0.4, id="more threads than CPUs so far"),
-    ],
-)
-def test_of_the_time_beyond_the_roof_a_part_is_likely_to_go(change: str, threads: int, share: float) -> None:
-    environment = replace(RUN.environment, device=replace(RUN.environment.device, threads=threads))
-    run = replace(RUN, environment=environment)
-
-    assert bound_of(changes_of(change), run, rows(run), LIKELY_FROM_ROOF) == pytest.approx(share / (1 - share))
-
-
-def test_change_of_an_unknown_roof_is_expected_to_bring_a_part_of_the_whole_step() -> None:
-    share = 0.2 * 0.6
-    assert bound_of(changes_of("channels_last"), GPU, rows(GPU), LIKELY_FROM_ROOF) == pytest.approx(share / (1 - share))
 
 
 def test_optimizer_whose_time_is_unknown_has_no_bound() -> None:

@@ -10,6 +10,7 @@ from launcher.duel.referee import Losses
 from launcher.tune.candidates import Candidate
 from launcher.tune.evidence import ERROR, Decision, Evidence, Trial
 from launcher.tune.tune import ALL, SLACK, Base, Fought, Row, Tuning
+from workload.contract.errors import InterruptedRunError, RunFailedError
 
 YES, NO, BAD, OPEN = Decision.ACCEPTED, Decision.BELOW, Decision.FAILED, Decision.OPEN
 
@@ -25,21 +26,38 @@ class Known(Candidate):
     def keys(self) -> frozenset[str]:
         return frozenset({self.sets or self.text})
 
-    def bound(self, run: Any, steps: Any, from_roof: float = 1.0) -> float | None:
-        del run, steps, from_roof
+    def bound(self, run: Any, steps: Any) -> float | None:
+        del run, steps
         return self.most
 
 
 @dataclass
 class Fights:
-    """Duels that gives results by change, and notes who fought whom; a duel takes 100 s. `runs`: those of each."""
+    """Duels that gives results by change, and notes who fought whom; a duel takes 100 s. `runs`: those of each.
+
+    `gains`: growth of throughput, or error, of first runs, which take `first_s`.
+    """
 
     results: Mapping[str, Decision]
     runs: int = 28
     run_s: float = 100 / 28 / SLACK
+    gains: Mapping[str, float | Exception] = field(default_factory=dict)
+    first_s: float = 10.0
+    ran_first: list[str] = field(default_factory=list)
     clock_s: float = 0.0
     fought: list[tuple[str, tuple[str, ...], tuple[str, ...], float]] = field(default_factory=list)
     allowed_s: list[float] = field(default_factory=list)
+
+    def first(self, candidate: Candidate, *, max_time_s: float) -> float:
+        assert max_time_s > 0
+        if not self.gains:
+            return 0.0
+        self.clock_s += self.first_s
+        self.ran_first.append(candidate.text)
+        gain = self.gains[candidate.text]
+        if isinstance(gain, Exception):
+            raise gain
+        return gain
 
     def fight(self, trial: Trial, a: Sequence[Candidate], b: Sequence[Candidate], *, max_time_s: float) -> Fought:
         self.allowed_s.append(max_time_s)
@@ -88,6 +106,44 @@ def test_largest_bound_is_tried_first_then_in_combination_and_in_the_end_all_aga
     assert decided(rows) == [
         ("b", YES), ("a", YES), ("c", NO), ("small", "below 2 % at most"), ("gpu", "no GPU"), (ALL, YES),
     ]  # fmt: skip
+
+
+def test_order_is_that_of_the_first_runs() -> None:
+    results, gains = dict.fromkeys("abcd", NO), {"a": 0.01, "b": -0.2, "d": 0.5, "e": RunFailedError("no", hint="")}
+    d, e = Known(text="d", most=0.2), Known(text="e", most=0.3)
+    fights = Fights(results, gains=gains)
+
+    rows = list(tuning(fights, A, B, C, d, e, max_time_s=165.0).run())
+
+    assert fights.ran_first == ["b", "e", "d", "a"]
+    assert [each[0] for each in fights.fought] == ["d"]
+    assert decided(rows)[:2] == [("e", BAD), ("d", NO)]
+
+
+def test_change_for_whose_first_run_there_was_no_time_comes_before_those_that_were_slower() -> None:
+    fights = Fights({"a": NO, "b": NO, "c": NO}, gains={"a": 0.01, "b": -0.2}, first_s=124.0)
+
+    list(tuning(fights, A, B, C, max_time_s=1000.0).run())
+
+    assert fights.ran_first == ["b", "a"]
+    assert [each[0] for each in fights.fought] == ["a", "c", "b"]
+
+
+def test_only_change_has_no_first_run() -> None:
+    fights = Fights({"a": NO}, gains={"a": 0.1})
+
+    list(tuning(fights, A, Known(text="gpu", most=0.3, why_not="no GPU")).run())
+
+    assert fights.ran_first == []
+
+
+def test_interruption_of_a_first_run_ends_the_tuning() -> None:
+    fights = Fights({}, gains={"b": InterruptedRunError("Ctrl-C", hint="")})
+
+    rows = list(tuning(fights, A, B).run())
+
+    assert fights.fought == []
+    assert decided(rows) == [("a", "the tuning was interrupted"), ("b", "the tuning was interrupted")]
 
 
 def test_named_change_is_tried_first_even_if_its_bound_is_below_the_margin() -> None:
@@ -140,7 +196,7 @@ def test_open_duel_goes_on_once_after_the_others_with_the_time_that_is_left() ->
 
     assert [each[0] for each in fights.fought] == ["b", "a", "b"]
     assert fights.fought[2][3] == fights.fought[0][3]
-    assert fights.allowed_s == [500, 450, 800]
+    assert fights.allowed_s == [700, 630, 800]
     assert decided(rows) == [("a", NO), ("b", OPEN)]
 
 

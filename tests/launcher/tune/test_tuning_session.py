@@ -322,7 +322,7 @@ def test_interrupted_tuning_goes_on_with_the_same_duel(machine: Machine) -> None
     machine.speed = FASTER
 
     def interrupt(number: int) -> None:
-        if number == 33:
+        if number == 36:
             raise interruption(2)
 
     machine.before = interrupt
