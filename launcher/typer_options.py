@@ -154,7 +154,7 @@ def instances_from(kinds: Sequence[type], words: Sequence[str]) -> list[Any]:
 
 
 def the_only(flag: str, values: list[str] | str | None) -> str | None:
-    """Return the value of an option that only a run may repeat. Raises `UsageError` if there are several values."""
+    """Return the value of an option that may be given only once here. Raises `UsageError` if it was repeated."""
     if not isinstance(values, list):
         return values
     if len(values) > 1:

@@ -159,7 +159,7 @@ class Further:
             self._run.end()
 
     def _listen(self) -> None:
-        """Wait at most `SENT_EVERY_S` for messages and new connections, and handle them."""
+        """Wait until a message or a connection comes, `SENT_EVERY_S` at most, and handle all that have come."""
         known = [*self._callers, *([self._agent] if self._agent else ()), *([self._run.messages] if self._run else ())]
         for ready in select.select([self._listening, *known], [], [], SENT_EVERY_S)[0]:
             if ready is self._listening:

@@ -320,7 +320,10 @@ def copy_archive(request: Request, source: Store, target: Store) -> None:
 
 
 def variables_in(request: Request, store: Store) -> dict[str, str]:
-    """Read the values of the variables that `--env` names from the store. Raises `BundleError` if they are missing."""
+    """Values of the variables that `--env` names, which the launch left in the store.
+
+    Raises `BundleError` if one is missing.
+    """
     try:
         values = json.loads(store.read(variables_object(request.name)) or NO_VARIABLES)["values"]
         return {name: str(values[name]) for name in request.script["env"]}

@@ -22,6 +22,7 @@ from workload.contract.errors import InterruptedRunError, RooflaunchError, Usage
 from workload.contract.record import Record
 from workload.contract.record_sections import SoftwareFacts
 from workload.contract.script_words import redacted
+from workload.contract.text import signed_percent
 
 # Makes the plan of a run of the script's words, with a change from outside or none, and with the machine's ceilings.
 PlanOf = Callable[[Sequence[str], str | None, bool], LocalPlan]
@@ -72,16 +73,22 @@ class LocalDuels:
         return segment
 
     def first(self, candidate: Candidate, *, max_time_s: float) -> float:
-        """Run the script once with this change alone: growth of throughput against the latest original run."""
+        """Run the script once with this change alone, and compare its throughput with the latest original run's."""
         side, run_s = self.side("B", [candidate]), self.run_s
+
+        def tell(text: str) -> None:
+            self.tell(f"{candidate.text}: {text}")
+
         try:
-            segment = self.run(side, name=FIRST, position=0, left_s=max_time_s, tell=self.tell)
+            segment = self.run(side, name=FIRST, position=0, left_s=max_time_s, tell=tell)
         except OutOfTimeError:
             return -1.0
-        # The usual run may be shorter, as a change may compile.
+        # Other changes do not compile, so their runs take no longer than before.
         self.run_s = run_s
         original = bundle.read(self.output / list(self.evidence().originals)[-1])
-        return measured_of(original, "A", 0).wall_sample_s / segment.wall_sample_s - 1
+        gain = measured_of(original, "A", 0).wall_sample_s / segment.wall_sample_s - 1
+        tell(f"{signed_percent(gain)} in its first run, which proves nothing yet")
+        return gain
 
     def fight(self, trial: Trial, a: Sequence[Candidate], b: Sequence[Candidate], *, max_time_s: float) -> Fought:
         """Begin or continue the duel of a trial. A failure of B is its result; a failure of A raises its error."""

@@ -80,9 +80,9 @@ class Duels(Protocol):
         ...
 
     def first(self, candidate: Candidate, *, max_time_s: float) -> float:
-        """Run the script once with this change alone: growth of throughput, -1 if the run takes longer than allowed.
+        """Run the script once with this change alone. Raises the error of a run that fails.
 
-        Raises the error of a run that fails.
+        Returns the growth of throughput: 0.1 is 10 % more; -1 if the run was ended after `max_time_s`.
         """
         ...
 
@@ -208,7 +208,10 @@ class Tuning:
         return None
 
     def _worth_it(self) -> list[Candidate]:
-        """Candidates that may reach the margin: those that the user named, then by their first runs, then by bounds."""
+        """Candidates that may reach the margin, in the order in which they are tried.
+
+        Those that the user named come first. Among the others, the gain in the first run decides, then the bound.
+        """
         ranked, firsts = [], self.evidence.firsts
         for number, candidate in enumerate(self.candidates(self.base)):
             gain = self._gain(candidate)

@@ -105,17 +105,17 @@ class Failure:
 
 
 class Started(Protocol):
-    """Ranks on all machines, used like one child process: the process of srun, or `_Everywhere`."""
+    """Interface to the ranks on all machines, a part of `subprocess.Popen`: the process of srun, or `_Everywhere`."""
 
     @property
     def returncode(self) -> int | None:
-        """Exit code of the ranks; None until all have ended."""
+        """Exit code of the whole run; None while any rank still runs."""
 
     def poll(self) -> int | None:
-        """Update and return `returncode`."""
+        """Look whether all ranks have ended: the exit code of the whole run, None while any rank still runs."""
 
     def send_signal(self, sig: int, /) -> None:
-        """Send a signal to the ranks on this machine, and have those on other machines ended."""
+        """Send the signal to the ranks on this machine, and make the ranks on other machines end."""
 
 
 class _Rank:
@@ -174,7 +174,7 @@ class Connections:
 
     @property
     def starter(self) -> str:
-        """Value of the variable `STARTER`: address, port and password with which ranks connect to this process."""
+        """Address, port and password with which a rank connects to this process, as the variable `STARTER` has them."""
         return f"{self._address} {self._listening.getsockname()[1]} {self._password}"
 
     @property
