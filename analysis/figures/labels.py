@@ -92,11 +92,14 @@ def arguments(facts: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, Any], str]:
 def known_values(
     facts: Sequence[Mapping[str, Any]], first: str, more: Sequence[str]
 ) -> Mapping[Any, dict[str, set[Any]]]:
-    """Known values of each column in `more`, by value of the column `first`; unknown values are left out."""
+    """Known values of each column in `more`, by value of the column `first`; unknown values are left out.
+
+    None is a known value of `change`: no change.
+    """
     values: dict[Any, dict[str, set[Any]]] = defaultdict(lambda: defaultdict(set))
     for run in facts:
         for column in more:
-            if run[column] is not None:
+            if run[column] is not None or column == "change":
                 values[run[first]][column].add(run[column])
     return values
 

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from analysis.loading.configurations import with_usual_batch
 from analysis.loading.index import CEILINGS, FINGERPRINT, REMARKS, RUN_SCHEMA, Problem, load_bundles
 from workload.contract import bundle
+from workload.contract.changes import FIRST_RUNS
 from workload.contract.errors import NothingToDoError, RooflaunchError, UsageError
 from workload.contract.record import Record
 
@@ -86,10 +87,12 @@ def load_folders(folders: Sequence[Path], *, verify: bool = False) -> Tables:
     looked_at = [load_bundles(_require_folder(folder), verify=verify) for folder in folders]
     table, repeated = _without_repeats(pa.concat_tables([rows for rows, _ in looked_at]))
     problems = [*(problem for _, more in looked_at for problem in more), *repeated]
-    # A tuning runs the script with other seeds to see how far losses differ: no setting to compare its speed with.
+    # Other seeds only show a tuning how far losses differ, and single runs only with which change it begins. Neither
+    # is a setting to compare speeds of.
     are_seeds = pc.fill_null(pc.match_substring(table["change"], "seeds("), fill_value=False)
-    if pc.any(are_seeds).as_py() and not pc.all(are_seeds).as_py():
-        table = table.filter(pc.invert(are_seeds))
+    are_left_out = pc.or_(are_seeds, pc.fill_null(pc.equal(table["job_name"], FIRST_RUNS), fill_value=False))
+    if pc.any(are_left_out).as_py() and not pc.all(are_left_out).as_py():
+        table = table.filter(pc.invert(are_left_out))
     if not table.num_rows:
         raise _nothing(folders, problems)
     problems += [

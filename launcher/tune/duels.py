@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 from launcher.duel import contest
 from launcher.duel.contest import Limits, Measured, OutOfTimeError, Pair, Side, Variant, measured_of
@@ -17,7 +18,7 @@ from launcher.tune.candidates import Candidate, candidate_of, change_text, words
 from launcher.tune.evidence import Decision, Evidence, Trial, decide, digest, rule_of, seeds_of, segments_of
 from launcher.tune.tune import Base, Fought
 from workload.contract import bundle
-from workload.contract.changes import Effect, compare_losses
+from workload.contract.changes import FIRST_RUNS, Effect, compare_losses
 from workload.contract.errors import InterruptedRunError, RooflaunchError, UsageError
 from workload.contract.record import Record
 from workload.contract.record_sections import SoftwareFacts
@@ -28,7 +29,7 @@ from workload.contract.text import signed_percent
 PlanOf = Callable[[Sequence[str], str | None, bool], LocalPlan]
 # Seconds in which a run's process starts and warms up, until a run has shown it.
 START_S = 5.0
-ORIGINAL, FIRST = "original", "first"
+ORIGINAL = "original"
 # Runs with other seeds: the nearer of two is the limit, so that one odd seed does not widen it.
 OTHER_SEEDS = ("seeds(shift=1)", "seeds(shift=2)")
 
@@ -73,20 +74,20 @@ class LocalDuels:
         return segment
 
     def first(self, candidate: Candidate, *, max_time_s: float) -> float:
-        """Run the script once with this change alone, and compare its throughput with the latest original run's."""
+        """Run the script once with this change alone, and compare its throughput with that of the original runs."""
         side, run_s = self.side("B", [candidate]), self.run_s
 
         def tell(text: str) -> None:
             self.tell(f"{candidate.text}: {text}")
 
         try:
-            segment = self.run(side, name=FIRST, position=0, left_s=max_time_s, tell=tell)
+            segment = self.run(side, name=FIRST_RUNS, position=0, left_s=max_time_s, tell=tell)
         except OutOfTimeError:
             return -1.0
         # Other changes do not compile, so their runs take no longer than before.
         self.run_s = run_s
-        original = bundle.read(self.output / list(self.evidence().originals)[-1])
-        gain = measured_of(original, "A", 0).wall_sample_s / segment.wall_sample_s - 1
+        without = [bundle.read(self.output / run_id) for run_id in self.evidence().runs_without_changes]
+        gain = fmean(measured_of(run, "A", 0).wall_sample_s for run in without) / segment.wall_sample_s - 1
         tell(f"{signed_percent(gain)} in its first run, which proves nothing yet")
         return gain
 

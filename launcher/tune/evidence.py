@@ -100,6 +100,11 @@ class Evidence:
     patch: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def runs_without_changes(self) -> Mapping[str, str]:
+        """Runs of the script as it is, or only with another seed: SHA-256 of each manifest."""
+        return {**self.originals, **self.others}
+
+    @property
     def wealth(self) -> float:
         """Part of `ERROR` that is left: a trial spends its own part, unless it is accepted or never judged."""
         return ERROR - sum(
@@ -239,7 +244,7 @@ def check(evidence: Evidence, folder: Path) -> Iterator[str]:
 
 
 def _check_originals(evidence: Evidence, folder: Path) -> Iterator[str]:
-    for run_id, known in {**evidence.originals, **evidence.others}.items():
+    for run_id, known in evidence.runs_without_changes.items():
         try:
             bundle.read(folder / run_id)
             if digest(folder / run_id) != known:

@@ -191,9 +191,9 @@ class Tuning:
             # The final trial needs a part of the level.
             planned = max(self._planned(len(left) + 1), 2 if base else 1)
             trial = known or self._new(candidate, base, planned=planned)
-            # The final trial takes time too.
+            # The final trial takes time too, if it is sure to come.
             least_s = self._least_s(trial.error, done=len(trial.bundles))
-            final_s = self._least_s(max(self.evidence.wealth, trial.error)) if base else 0.0
+            final_s = self._least_s(max(self.evidence.wealth, trial.error)) if len(base) > 1 else 0.0
             left_s = self._left_s() - final_s
             if left_s < least_s:
                 self.why_ended = self._too_short(least_s, final_s)

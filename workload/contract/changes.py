@@ -20,6 +20,8 @@ from workload.contract.text import LEAST_SHARE, counted, did_you_mean, percent
 TABLE = Path(__file__).with_name("changes.toml")
 # Between the changes of one run, as a value of an option and in run.json.
 SEPARATOR = "; "
+# Job of the single runs from which a tuning takes the order of its changes.
+FIRST_RUNS = "tune-first-runs"
 # Value of an axis of a sweep for the script as it is.
 NONE = "none"
 # Losses that differ by up to this share are called close: nine of ten where other seeds are known, else all. Other

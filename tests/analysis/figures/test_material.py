@@ -41,6 +41,11 @@ def test_variants_name_only_what_differs() -> None:
     assert sorted(points["variant"]) == ["fp32, channels last no", "fp32, channels last yes"]
 
 
+def test_change_from_outside_is_named_beside_runs_without_one() -> None:
+    found = made(run("a", change="channels_last"), run("b"))
+    assert sorted(found.measured["variant"]) == ["fp32, change channels_last", "fp32, no change"]
+
+
 def of_scripts(**batches: int) -> list[str]:
     """Variants of runs of `train.py` with these arguments and the batch sizes that they set."""
     runs = [

@@ -47,10 +47,11 @@ def test_one_run_twice_is_counted_once(tmp_path: Path) -> None:
     assert len(results.steps) == 110
 
 
-def test_runs_with_other_seeds_are_left_out_beside_runs_with_the_scripts_own(tmp_path: Path) -> None:
+def test_runs_with_other_seeds_and_first_runs_of_a_tuning_are_left_out_beside_others(tmp_path: Path) -> None:
     seeds = make(tmp_path / "tune", 1, spec__change="seeds(shift=1)")
     assert analysis.load(tmp_path).runs["path"].tolist() == [str(seeds)]
     plain, changed = make(tmp_path / "tune", 2), make(tmp_path / "tune", 3, spec__change="channels_last")
+    make(tmp_path / "tune", 4, spec__change="channels_last", job={"name": "tune-first-runs"})
     results = analysis.load(tmp_path)
     assert results.runs["path"].tolist() == [str(plain), str(changed)]
     assert set(results.steps["run_id"]) == {plain.name, changed.name}
