@@ -39,7 +39,7 @@ from workload.contract.text import duration, minutes, percent
 
 # A duel may take at most this part of the time that is left for several trials, so that one close call cannot use it
 # up. A duel that is open then goes on once, after the first duels of the others. It is a large part, because the change
-# that was fastest in its first run deserves it: half finds 76 % of simulated gains of 10 %, this 82 %.
+# that was fastest in its first run deserves it: half finds 76 % of simulated gains of 10 %, this 78 to 82 %.
 MOST_OF_TIME = 0.7
 # The first runs may take this part of the time. With half of the time for a duel, the order by one first run finds 76 %
 # of the same gains, that by two or three no more, and that by bounds alone 54 % (benchmarks/tune.py).
