@@ -32,8 +32,9 @@ if __name__ == "__main__":
         from workload.run import start_server
 
         start_server.serve(enter)
+    # A tool such as cProfile that runs this file continues afterwards. A script takes the name __main__.
+    is_alone = vars(sys.modules["__main__"]) is globals()
     code = enter()
-    # Not if a tool such as cProfile runs this file: the tool continues afterwards.
-    if sys.argv[1:2] == ["train"] and vars(sys.modules["__main__"]) is globals():
+    if is_alone and process.may_end_quickly():
         process.end_quickly(code)
     sys.exit(code)

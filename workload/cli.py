@@ -27,7 +27,13 @@ from workload.contract.errors import (
 )
 from workload.contract.invocation import Group, examples
 from workload.contract.operating_system import from_checkout
-from workload.contract.process import interruption_deferred, pending_interruption, raise_if_interrupted, stoppable
+from workload.contract.process import (
+    allow_quick_end,
+    interruption_deferred,
+    pending_interruption,
+    raise_if_interrupted,
+    stoppable,
+)
 from workload.contract.ranks import NOTES_FLAG, is_reported_by_parent
 from workload.contract.script_words import line_of, read_typed
 from workload.contract.spec import (
@@ -300,6 +306,7 @@ def _add_ceilings(commands: Any) -> None:
 
 
 def _train(parsed: argparse.Namespace, timeline: Timeline) -> int:
+    allow_quick_end()
     typed = _typed_options(parsed)
     if parsed.context is None:
         context, resolved = Context(), resolve(typed, os.environ, Path.cwd())

@@ -10,6 +10,7 @@ dropped.
 
 import atexit
 import errno
+import gc
 import io
 import os
 import signal
@@ -509,17 +510,36 @@ def enter(run: Callable[[], int]) -> int:
     return code
 
 
+# Whether this process may leave its objects undestroyed at its end.
+_may_end_quickly = False
+
+
+def allow_quick_end() -> None:
+    """Let `python -m workload` end this process by `end_quickly`."""
+    global _may_end_quickly  # noqa: PLW0603 - a fact of the process
+    _may_end_quickly = True
+
+
+def may_end_quickly() -> bool:
+    """Whether `allow_quick_end` was called."""
+    return _may_end_quickly
+
+
 def end_quickly(code: int) -> NoReturn:
     """End this process with `code`; its memory is freed by the system, not object by object.
 
-    With torch and torchvision imported, Python's own exit takes a second of CPU time. This end too waits for other
-    threads, and calls the functions of `atexit`. A process into which a tool has been loaded exits normally.
+    With torch imported, Python's own exit takes a second of CPU time. This end too waits for other threads, calls the
+    functions of `atexit`, and writes what open files still buffer. A process into which a tool has been loaded exits
+    normally.
     """
     if any(os.environ.get(name) for name in TOOLS):
         sys.exit(code)
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing ends its processes
     atexit._run_exitfuncs()  # noqa: SLF001 - the same
-    for stream in (sys.stdout, sys.stderr):
+    files = [each for each in gc.get_objects() if isinstance(each, (io.BufferedWriter, io.BufferedRandom))]
+    # Text is buffered twice.
+    texts = [each for each in gc.get_objects() if isinstance(each, io.TextIOWrapper)]
+    for stream in (sys.stdout, sys.stderr, *texts, *files):
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)

@@ -26,6 +26,7 @@ from types import ModuleType
 from workload import log
 from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError, UsageError
 from workload.contract.further import STARTER
+from workload.contract.process import allow_quick_end
 from workload.contract.record import ScriptFacts
 from workload.contract.script_words import DATA, line_of, main_file, redacted
 from workload.environment.collect import checked_out
@@ -195,6 +196,8 @@ def _ended(script: Program, explain: Callable[[BaseException], RooflaunchError |
         sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
         script.run()
     except EndOfScript:
+        # The script was ended in the middle of its training, so it had nothing to finish.
+        allow_quick_end()
         return End()
     except SystemExit as ended:
         return End(code=code_of(ended), error=ended)
@@ -344,7 +347,7 @@ def script_facts(words: Sequence[str], folder: Path, main: Path | None, *, machi
     """Facts of the script `main` in `folder`, after its imports; `words`: script and arguments as given."""
     argv = redacted(words)
     files = {name: sha256_of(path) for name, path in sorted(_files(folder, main).items())}
-    packages = dict(sorted(_packages()))
+    packages = dict(sorted(_packages().items()))
     commit, dirty = checked_out(machine, folder, "--untracked-files=no")
     return ScriptFacts(
         argv=argv,
@@ -380,13 +383,16 @@ def _files(folder: Path, main: Path | None) -> dict[str, Path]:
     return {path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name: path for path in kept}
 
 
-def _packages() -> Iterator[tuple[str, str]]:
-    """Name and version of every installed distribution from which the script imported a module."""
+def _packages() -> dict[str, str]:
+    """Version by name of every installed distribution from which the script imported a module."""
+    versions = dict[str, str]()
     loaded = {name.partition(".")[0] for name in list(sys.modules)}
-    by_module = importlib.metadata.packages_distributions()
-    names = {distribution for module in loaded for distribution in by_module.get(module, ())}
-    for name in names:
-        try:
-            yield name, importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    for distribution in importlib.metadata.distributions():
+        # As `importlib.metadata.packages_distributions` finds them, in a third of its time.
+        top = (distribution.read_text("top_level.txt") or "").split()
+        paths = [] if top else (distribution.read_text("RECORD") or "").splitlines()
+        modules = {*top, *(path.partition(",")[0].partition("/")[0].removesuffix(".py") for path in paths)}
+        if loaded & modules:
+            # The first distribution of a name is the one that is imported.
+            versions.setdefault(distribution.name, distribution.version)
+    return versions

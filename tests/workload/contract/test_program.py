@@ -239,7 +239,7 @@ sys.exit(process.enter(lambda: 6))
 
 @pytest.mark.world
 @pytest.mark.parametrize(("tool", "freed"), [("", ""), ("/nowhere/libprofiler.so", "freed\n")])
-def test_a_quick_end_frees_nothing_and_loses_nothing(tool: str, freed: str) -> None:
+def test_a_quick_end_frees_nothing_and_loses_nothing(tool: str, freed: str, tmp_path: Path) -> None:
     code = """
 import atexit, sys, threading
 from workload.contract import process
@@ -250,13 +250,15 @@ threading.Thread(target=lambda: (may_end.wait(), print("thread"))).start()
 atexit.register(print, "atexit")
 sys.stderr.write("no newline")
 may_end.set()
+kept_open = open(sys.argv[1], "w")
+kept_open.write("buffered")
 process.end_quickly(7)
 """
     environment = {**os.environ, "CUDA_INJECTION64_PATH": tool}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", code, str(tmp_path / "file")]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (7, f"thread\natexit\n{freed}", "no newline")
+    assert (tmp_path / "file").read_text() == "buffered"
 
 
 def test_a_module_beside_the_packages_is_imported() -> None:
