@@ -8,4 +8,9 @@ if __name__ == "__main__":
         del sys.path[0]
     from rooflaunch.programs import trainer
 
-    sys.exit(trainer())
+    # Asked now, because a script takes the name __main__.
+    is_alone = vars(sys.modules["__main__"]) is globals()
+    code = trainer()
+    from workload.contract import process
+
+    process.end(code, is_alone=is_alone)

@@ -32,9 +32,6 @@ if __name__ == "__main__":
         from workload.run import start_server
 
         start_server.serve(enter)
-    # A tool such as cProfile that runs this file continues afterwards. A script takes the name __main__.
+    # Asked now, because a script takes the name __main__.
     is_alone = vars(sys.modules["__main__"]) is globals()
-    code = enter()
-    if is_alone and process.may_end_quickly():
-        process.end_quickly(code)
-    sys.exit(code)
+    process.end(enter(), is_alone=is_alone)

@@ -515,14 +515,19 @@ _may_end_quickly = False
 
 
 def allow_quick_end() -> None:
-    """Let `python -m workload` end this process by `end_quickly`."""
+    """Let `end` end this process quickly."""
     global _may_end_quickly  # noqa: PLW0603 - a fact of the process
     _may_end_quickly = True
 
 
-def may_end_quickly() -> bool:
-    """Whether `allow_quick_end` was called."""
-    return _may_end_quickly
+def end(code: int, *, is_alone: bool) -> NoReturn:
+    """End this process with `code`, quickly if that was allowed. `is_alone`: no tool such as cProfile runs the trainer.
+
+    Such a tool goes on after the trainer.
+    """
+    if is_alone and _may_end_quickly:
+        end_quickly(code)
+    sys.exit(code)
 
 
 def end_quickly(code: int) -> NoReturn:
