@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ KEEPS_MEMORY = ("MALLOC_MMAP_MAX_=0", "MALLOC_TRIM_THRESHOLD_=4294967296")
 # Ways to huge pages where the system gives them to programs that ask.
 HUGE_PAGES = (("THP_MEM_ALLOC_ENABLE=1",), ("GLIBC_TUNABLES=glibc.malloc.hugetlb=1",))
 ALREADY = "the script does it already"
+# `zero_grad` with an argument that may be False.
+SETS_TO_ZERO = re.compile(r"set_to_none(?!\s*=\s*True)")
 COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -231,7 +234,7 @@ def _of_step(row: Row, run: Record, folder: Path) -> list[str]:
     sources = (folder / name for name in (script and script.files) or ())
     settings = (script and script.settings) or {}
     possible = {
-        "zero_grad(set_to_none={})": any("set_to_none" in _text(path) for path in sources),
+        "zero_grad(set_to_none={})": any(SETS_TO_ZERO.search(_text(path)) for path in sources),
         "channels_last": has_convolution,
         "autocast(bfloat16)": has_bf16 and bool(precisions) and precisions <= {"fp32", "tf32"},
         "torch.compile": not run.spec.compile and any(map(shutil.which, COMPILERS)),

@@ -541,12 +541,11 @@ def end_quickly(code: int) -> NoReturn:
         sys.exit(code)
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing ends its processes
     atexit._run_exitfuncs()  # noqa: SLF001 - the same
-    files = [each for each in gc.get_objects() if isinstance(each, (io.BufferedWriter, io.BufferedRandom))]
-    # Text is buffered twice.
-    texts = [each for each in gc.get_objects() if isinstance(each, io.TextIOWrapper)]
-    for stream in (sys.stdout, sys.stderr, *texts, *files):
-        with suppress(OSError, ValueError):
-            stream.flush()
+    # Text before bytes, because it is buffered twice. `isinstance` would fail for a weak reference to nothing.
+    for kind in (io.TextIOWrapper, io.BufferedRandom, io.BufferedWriter):
+        for stream in (each for each in gc.get_objects() if issubclass(type(each), kind)):
+            with suppress(OSError, ValueError):
+                stream.flush()
     os._exit(code)
 
 

@@ -82,6 +82,8 @@ def test_change_of_a_part_that_the_script_lacks_is_no_candidate(tmp_path: Path) 
     run = a_run(script={"files": {"train.py": ""}})
     assert not listed(run, tmp_path).keys() & {"channels_last", "zero_grad(set_to_none=True)", "autocast(bfloat16)"}
 
+    (tmp_path / "train.py").write_text("o.zero_grad(set_to_none=True)\n")
+    assert "zero_grad(set_to_none=True)" not in listed(run, tmp_path)
     (tmp_path / "train.py").write_text("o.zero_grad(set_to_none=False)\n")
     assert run.environment.host
     assert run.complexity

@@ -241,7 +241,7 @@ sys.exit(process.enter(lambda: 6))
 @pytest.mark.parametrize(("tool", "freed"), [("", ""), ("/nowhere/libprofiler.so", "freed\n")])
 def test_a_quick_end_frees_nothing_and_loses_nothing(tool: str, freed: str, tmp_path: Path) -> None:
     code = """
-import atexit, sys, threading
+import atexit, sys, threading, weakref
 from workload.contract import process
 class Freed:
     def __del__(self): print("freed", flush=True)
@@ -252,6 +252,8 @@ sys.stderr.write("no newline")
 may_end.set()
 kept_open = open(sys.argv[1], "w")
 kept_open.write("buffered")
+class Gone: pass
+to_nothing = weakref.proxy(Gone())
 process.end_quickly(7)
 """
     environment = {**os.environ, "CUDA_INJECTION64_PATH": tool}
