@@ -200,6 +200,8 @@ def _of_row(row: Row, run: Record, folder: Path) -> Iterator[Candidate]:
         # torch's fused kernels do more than foreach.
         is_done = made and (made.fused or (row.argument == "foreach" and made.foreach))
         values, why = ["True"] if made else [], ALREADY if is_done else ""
+        if made and row.argument in (made.lacks or ()):
+            why = f"{made.name} has no argument {row.argument}"
     else:
         values = _of_step(row, run, folder)
     for value in values:

@@ -18,7 +18,8 @@ class Constructor:
     """A DataLoader or optimizer of a script, with its settings when the training step was known.
 
     `name`: its class; `line`: the user's line that made it, `train.py:41`, None inside a library. `is_in_step`: the
-    training step fetches from it, or steps with it. `is_iterable`: its data set has no index.
+    training step fetches from it, or steps with it. `is_iterable`: its data set has no index. `lacks`: arguments that
+    other optimizers have.
     """
 
     SPARSE: ClassVar[bool] = True
@@ -32,6 +33,7 @@ class Constructor:
     pin_memory: Flag = None
     foreach: Flag = None
     fused: Flag = None
+    lacks: Texts = None
 
 
 # --- the environment

@@ -294,12 +294,15 @@ class Changes:
             if (thing := made.reference()) is not None:
                 facts = {name: _setting(thing, name) for name in (*LOADER_SETTINGS, *OPTIMIZER_SETTINGS)}
                 is_iterable = isinstance(getattr(thing, "dataset", None), torch.utils.data.IterableDataset)
+                groups = getattr(thing, "param_groups", None)
+                lacks = tuple(name for name in OPTIMIZER_SETTINGS if groups and name not in groups[0])
                 seen.append(
                     Constructor(
                         name=type(thing).__name__,
                         line=made.line,
                         is_in_step=id(thing) in in_step,
                         is_iterable=is_iterable or None,
+                        lacks=lacks or None,
                         **facts,
                     )
                 )

@@ -68,6 +68,12 @@ def test_candidates_of_a_script_on_two_cpus() -> None:
             "the script does it already",
             id="fused is more than foreach",
         ),
+        pytest.param(
+            a_run(script={"constructors": (replace(ADAM, name="Adadelta", lacks=("fused",)),)}),
+            "optimizer(fused=True)",
+            "Adadelta has no argument fused",
+            id="lacking",
+        ),
         pytest.param(a_run(script={"constructors": ()}), "optimizer(fused=True)", None, id="no optimizer is seen"),
         pytest.param(a_run(compile=True), "torch.compile", None, id="compiled"),
         pytest.param(a_run(device="cuda"), "DataLoader(pin_memory=True)", "", id="a GPU"),
