@@ -1,6 +1,7 @@
 """Runs `launch tune` from start to end: reads the evidence of an earlier session, tunes, writes patch and evidence."""
 
 import hashlib
+import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ from workload import __version__
 from workload.contract import bundle
 from workload.contract.errors import UsageError
 from workload.contract.operating_system import lock, replace_text
+from workload.contract.process import interruption
 from workload.contract.script_words import redacted, script_name
 from workload.contract.text import counted, minutes
 
@@ -123,9 +125,13 @@ class _Session:
             save=self._save,
         )
         rows = []
-        for row in tuning.run():
-            rows.append(row)
-            self._show(row)
+        try:
+            for row in tuning.run():
+                rows.append(row)
+                self._show(row)
+        except KeyboardInterrupt:
+            # Ctrl-C between two runs; during a run, the run ends first.
+            tuning.interrupted = interruption(signal.SIGINT)
         return self._end(rows, tuning)
 
     def _candidates(self, base: Base) -> list[Candidate]:

@@ -58,8 +58,8 @@ def sha256(path: str) -> str:
 
 def tune(
     *words: str,
-    rows: list[Row] | None = None,
     told: list[str] | None = None,
+    show: Callable[[Row], None] = lambda _: None,
     losses: Losses = Losses.ROUNDING,
     script: str = "train.py",
     **more: Any,
@@ -77,8 +77,7 @@ def tune(
         plan_of=plan_of,
         **{"margin": 0.02, "max_time_s": 1e6, "losses": losses, "tries": (), **more},
     )
-    rows = rows if rows is not None else []
-    return session.tune(asked, tell=(told if told is not None else []).append, show=rows.append)
+    return session.tune(asked, tell=(told if told is not None else []).append, show=show)
 
 
 def decisions(tuned: Tuned) -> dict[str, str]:
@@ -154,7 +153,7 @@ def test_page_of_the_printed_command_shows_the_changes_and_the_limits_before_and
 def test_rows_for_programs_have_figures_as_shares(machine: Machine) -> None:
     machine.speed = {"num_workers=2": 0.7}
     rows = list[Row]()
-    tuned = tune(rows=rows)
+    tuned = tune(show=rows.append)
 
     first, last = json.loads(json.dumps(row_json(rows[0]))), report.end_json(tuned)
     assert (first["change"], first["line"], first["decision"], first["runs"]) == (WORKERS, "train.py:2", "accepted", 28)
@@ -341,6 +340,20 @@ def test_interrupted_tuning_goes_on_with_the_same_duel(machine: Machine) -> None
     assert [trial.name for trial in after.trials[:2]] == [trial.name for trial in before.trials]
     assert list(after.trials[1].bundles)[: len(before.trials[1].bundles)] == list(before.trials[1].bundles)
     assert len(after.trials[1].bundles) == 24
+    assert findings() == []
+
+
+def test_interrupt_between_two_runs_leaves_the_patch_of_what_is_proved(machine: Machine) -> None:
+    machine.speed = FASTER
+
+    def interrupt(_: Row) -> None:
+        raise KeyboardInterrupt
+
+    tuned = tune(show=interrupt)
+    assert tuned.interrupted is not None
+    assert decisions(tuned) == {WORKERS: "accepted"}
+    assert tuned.patch_file is not None
+    assert "num_workers=2" in tuned.patch_file.read_text()
     assert findings() == []
 
 
