@@ -38,7 +38,8 @@ from launcher.tune.candidates import Candidate
 from launcher.tune.evidence import Decision, Evidence, Trial, decide, rule_of
 from launcher.tune.tune import ALL, Base, Fought, Tuning
 
-# Seconds of a run: of a small script on two CPUs it takes 9 s, most of them to import torch. Of a tuning: --max-time.
+# Seconds of a run, as measured for small scripts on two CPUs, where importing torch takes most of them; and of a
+# tuning, the default of --max-time.
 RUN_S, TUNING_S = 9.0, 1200.0
 MARGIN = 0.02
 # Runs of each combination in a sweep over all of them: fewer give no interval.

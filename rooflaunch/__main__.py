@@ -8,7 +8,7 @@ if __name__ == "__main__":
         del sys.path[0]
     from rooflaunch.programs import trainer
 
-    # Asked now, because a script takes the name __main__.
+    # A script that is run takes the place of __main__, so this is found out before.
     is_alone = vars(sys.modules["__main__"]) is globals()
     code = trainer()
     from workload.contract import process

@@ -32,6 +32,6 @@ if __name__ == "__main__":
         from workload.run import start_server
 
         start_server.serve(enter)
-    # Asked now, because a script takes the name __main__.
+    # A script that is run takes the place of __main__, so this is found out before.
     is_alone = vars(sys.modules["__main__"]) is globals()
     process.end(enter(), is_alone=is_alone)

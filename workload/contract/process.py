@@ -510,20 +510,20 @@ def enter(run: Callable[[], int]) -> int:
     return code
 
 
-# Whether this process may leave its objects undestroyed at its end.
 _may_end_quickly = False
 
 
 def allow_quick_end() -> None:
-    """Let `end` end this process quickly."""
+    """Allow this process to exit by `end_quickly`, because nothing in it needs Python's own, slower exit."""
     global _may_end_quickly  # noqa: PLW0603 - a fact of the process
     _may_end_quickly = True
 
 
 def end(code: int, *, is_alone: bool) -> NoReturn:
-    """End this process with `code`, quickly if that was allowed. `is_alone`: no tool such as cProfile runs the trainer.
+    """Exit with `code`: by `end_quickly` if `allow_quick_end` was called, else as Python does.
 
-    Such a tool goes on after the trainer.
+    `is_alone`: False if a tool such as cProfile runs the trainer in its own process. The tool has work to do after the
+    trainer, so the exit is Python's own.
     """
     if is_alone and _may_end_quickly:
         end_quickly(code)
@@ -541,11 +541,14 @@ def end_quickly(code: int) -> NoReturn:
         sys.exit(code)
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing ends its processes
     atexit._run_exitfuncs()  # noqa: SLF001 - the same
-    # Text before bytes, because it is buffered twice. `isinstance` would fail for a weak reference to nothing.
-    for kind in (io.TextIOWrapper, io.BufferedRandom, io.BufferedWriter):
-        for stream in (each for each in gc.get_objects() if issubclass(type(each), kind)):
-            with suppress(OSError, ValueError):
-                stream.flush()
+    # `isinstance` would raise an error for a weak reference whose object is gone.
+    kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    files = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
+    # A text file passes its text on to a file of bytes, so text files come first. The streams may be the script's own.
+    files.sort(key=lambda each: type(each) in kinds[1:])
+    for stream in (sys.stdout, sys.stderr, *files):
+        with suppress(OSError, ValueError):
+            stream.flush()
     os._exit(code)
 
 

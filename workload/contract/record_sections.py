@@ -18,8 +18,8 @@ class Constructor:
     """A DataLoader or optimizer of a script, with its settings when the training step was known.
 
     `name`: its class; `line`: the user's line that made it, `train.py:41`, None inside a library. `is_in_step`: the
-    training step fetches from it, or steps with it. `is_iterable`: its data set has no index. `lacks`: arguments that
-    other optimizers have.
+    training step fetches from it, or steps with it. `is_iterable`: its data set has no index. `lacks`: those of
+    `foreach` and `fused` that an optimizer does not take.
     """
 
     SPARSE: ClassVar[bool] = True

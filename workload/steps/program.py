@@ -196,7 +196,7 @@ def _ended(script: Program, explain: Callable[[BaseException], RooflaunchError |
         sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
         script.run()
     except EndOfScript:
-        # The script was ended in the middle of its training, so it had nothing to finish.
+        # We have ended the script in the middle of its training, so it has nothing left to do.
         allow_quick_end()
         return End()
     except SystemExit as ended:
@@ -347,7 +347,7 @@ def script_facts(words: Sequence[str], folder: Path, main: Path | None, *, machi
     """Facts of the script `main` in `folder`, after its imports; `words`: script and arguments as given."""
     argv = redacted(words)
     files = {name: sha256_of(path) for name, path in sorted(_files(folder, main).items())}
-    packages = dict(sorted(_packages().items()))
+    packages = dict(sorted(_packages()))
     commit, dirty = checked_out(machine, folder, "--untracked-files=no")
     return ScriptFacts(
         argv=argv,
@@ -383,16 +383,17 @@ def _files(folder: Path, main: Path | None) -> dict[str, Path]:
     return {path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name: path for path in kept}
 
 
-def _packages() -> dict[str, str]:
-    """Version by name of every installed distribution from which the script imported a module."""
-    versions = dict[str, str]()
-    loaded = {name.partition(".")[0] for name in list(sys.modules)}
+def _packages() -> Iterator[tuple[str, str]]:
+    """Names and versions of the installed packages from which the script has imported a module."""
+    loaded, names = {name.partition(".")[0] for name in list(sys.modules)}, set[str]()
     for distribution in importlib.metadata.distributions():
-        # As `importlib.metadata.packages_distributions` finds them, in a third of its time.
+        # As `importlib.metadata.packages_distributions` does, in a third of its time: 0.2 s beside torch.
         top = (distribution.read_text("top_level.txt") or "").split()
         paths = [] if top else (distribution.read_text("RECORD") or "").splitlines()
-        modules = {*top, *(path.partition(",")[0].partition("/")[0].removesuffix(".py") for path in paths)}
-        if loaded & modules:
-            # The first distribution of a name is the one that is imported.
-            versions.setdefault(distribution.name, distribution.version)
-    return versions
+        if loaded & {*top, *(path.partition(",")[0].partition("/")[0].removesuffix(".py") for path in paths)}:
+            names.add(distribution.name)
+    for name in names:
+        try:
+            yield name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue

@@ -252,6 +252,10 @@ sys.stderr.write("no newline")
 may_end.set()
 kept_open = open(sys.argv[1], "w")
 kept_open.write("buffered")
+class Tee:
+    def flush(self): sys.__stdout__.write("flushed")
+    def write(self, text): sys.__stdout__.write(text)
+sys.stdout = Tee()
 class Gone: pass
 to_nothing = weakref.proxy(Gone())
 process.end_quickly(7)
@@ -259,7 +263,7 @@ process.end_quickly(7)
     environment = {**os.environ, "CUDA_INJECTION64_PATH": tool}
     command = [sys.executable, "-c", code, str(tmp_path / "file")]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (7, f"thread\natexit\n{freed}", "no newline")
+    assert (done.returncode, done.stdout, done.stderr) == (7, f"thread\natexit\nflushed{freed}", "no newline")
     assert (tmp_path / "file").read_text() == "buffered"
 
 
