@@ -131,7 +131,7 @@ class _Session:
                 self._show(row)
         except KeyboardInterrupt:
             # Ctrl-C between two runs; during a run, the run ends first.
-            tuning.interrupted = interruption(signal.SIGINT)
+            tuning.interrupted = interruption(signal.SIGINT, "the same command goes on")
         return self._end(rows, tuning)
 
     def _candidates(self, base: Base) -> list[Candidate]:
