@@ -20,7 +20,7 @@ from analysis.report.evidence import ReportEvidence
 from workload.contract.record import Verdict
 from workload.contract.tables import Column, facts
 from workload.contract.text import signed_percent
-from workload.contract.verdict import NAMES
+from workload.contract.verdict import NAMES, from_record
 
 FILE = "evidence.json"
 ACCEPTED, BELOW = "accepted", "below the margin"
@@ -53,7 +53,7 @@ def _blocks(evidence: ReportEvidence, document: Mapping[str, Any], number: int) 
     trials: Sequence[Mapping[str, Any]] = document["trials"]
     before, after = next(iter(document["originals"]), ""), _last_accepted(evidence, trials)
     runs = {"before": before} | ({"now": after} if after else {})
-    limits = {when: _limit(evidence, run_id) for when, run_id in runs.items()}
+    limits = {when: _limit(evidence, run_id, before) for when, run_id in runs.items()}
     was, *now = (
         NAMES.get(limit.bound, limit.bound) if limit.bound else "an unknown cause" for limit in limits.values()
     )
@@ -74,8 +74,11 @@ def _last_accepted(evidence: ReportEvidence, trials: Sequence[Mapping[str, Any]]
     return next((run_id for run_id, record in records if record and record.job and record.job.variant == "B"), "")
 
 
-def _limit(evidence: ReportEvidence, run_id: str) -> Verdict:
-    record = evidence.record(run_id)
+def _limit(evidence: ReportEvidence, run_id: str, first: str) -> Verdict:
+    """Limit of a run; if unknown, by the machine's ceilings, which only the tuning's first run measures."""
+    record, original = evidence.record(run_id), evidence.record(first)
+    if record and original and not (record.bound and record.bound.bound):
+        record = replace(record, bound=from_record(replace(record, ceilings=original.ceilings)))
     return (record and record.bound) or Verdict()
 
 

@@ -150,6 +150,22 @@ def test_page_of_the_printed_command_shows_the_changes_and_the_limits_before_and
     assert re.search(r"before: fp32, no change, batch 32, unknown place: 33\.. GFLOP/s", tuning)
 
 
+def test_page_finds_the_limit_now_by_the_ceilings_of_the_first_run(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_ceilings(run: Record) -> Record:
+        run = replace(run, bound=Verdict(why="no ceilings were measured"), ceilings=None)
+        return replace(run, timing=replace(run.timing, data_wait_fraction=0.0))
+
+    machine.speed, machine.alter = {"num_workers=2": 0.7}, {"num_workers=2": without_ceilings}
+    tune()
+    monkeypatch.setattr("sys.argv", ["analyze", "report", "tune", "--markdown", "page.md"])
+    assert main_of_analyze() == ExitCode.DONE
+    tuning = Path("page.md").read_text().partition("## Tuning\n")[2].partition("\n## ")[0]
+    [now] = [line for line in tuning.splitlines() if line.startswith("- Now: ")]
+    assert "of the measured compute ceiling" in now
+
+
 def test_rows_for_programs_have_figures_as_shares(machine: Machine) -> None:
     machine.speed = {"num_workers=2": 0.7}
     rows = list[Row]()
