@@ -415,7 +415,8 @@ def _why_unknown(run: Record, figures: Figures) -> str:
             unknown = f"{gpu.gpu} has no units for {precision}" if gpu else "the peaks of the device are unknown"
             return f"no ceiling was measured, and {unknown}"
         if ceilings is None:
-            return "no ceilings were measured (--no-ceilings)"
+            is_of_duel = run.job is not None and run.job.variant is not None
+            return "a run of a duel measures no ceilings" if is_of_duel else "no ceilings were measured (--no-ceilings)"
         unavailable = ceilings.unavailable or {}
         name, what = (
             (precision or "", f"{precision} ceiling") if compute_roof_per_s(run) is None else ("copy", "bandwidth")

@@ -50,7 +50,8 @@ class Data(Dataset):
 torch.manual_seed(0)
 torch.set_num_threads(1)
 loader = DataLoader(Data(), batch_size=8, shuffle=True)
-model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+convolution = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+model = nn.Sequential(*convolution, nn.Flatten(), nn.Dropout(0.1), nn.Linear(8 * 36, 10))
 optimizer = getattr(torch.optim, sys.argv[1])(model.parameters(), lr=1e-3)
 dtypes = []
 model[-1].register_forward_hook(lambda module, inputs, output: dtypes.append(str(output.dtype)))
