@@ -182,6 +182,7 @@ RECORDS: dict[str, dict[str, Any]] = {
     "half of the compute ceiling": record_of(),
     "no steps": record_of(timing__step_s=None),
     "no ceilings": record_of(ceilings=None),
+    "no ceilings in a duel": record_of(ceilings=None, job={"name": "duel-1", "variant": "B"}),
     "no fp32 ceiling": record_of(ceilings__flop_per_s={}, ceilings__unavailable={"fp32": BUSY_WHY}),
     "50 FLOP/s above a ceiling of 31": record_of(ceilings__flop_per_s__fp32={"median": 31.0}),
     "waits for data without ceilings": record_of(ceilings=None, timing__data_wait_fraction=0.37),
