@@ -75,7 +75,10 @@ def _last_accepted(evidence: ReportEvidence, trials: Sequence[Mapping[str, Any]]
 
 
 def _limit(evidence: ReportEvidence, run_id: str, first: str) -> Verdict:
-    """Limit of a run; if unknown, by the machine's ceilings, which only the tuning's first run measures."""
+    """What limits a step of the run `run_id`.
+
+    A run without ceilings is judged by those of the run `first`: of all runs of a tuning, only the first measures them.
+    """
     record, original = evidence.record(run_id), evidence.record(first)
     if record and original and not (record.bound and record.bound.bound):
         record = replace(record, bound=from_record(replace(record, ceilings=original.ceilings)))

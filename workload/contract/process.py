@@ -514,13 +514,13 @@ _may_end_quickly = False
 
 
 def allow_quick_end() -> None:
-    """Allow this process to exit by `end_quickly`, because nothing in it needs Python's own, slower exit."""
+    """Allow `end` to skip the cleaning up of Python's own exit, which takes a second or more once torch is loaded."""
     global _may_end_quickly  # noqa: PLW0603 - a fact of the process
     _may_end_quickly = True
 
 
 def end(code: int, *, is_alone: bool) -> NoReturn:
-    """Exit with `code`: by `end_quickly` if `allow_quick_end` was called, else as Python does.
+    """Exit with `code`. Uses `end_quickly` if `allow_quick_end` was called before, else Python's own exit.
 
     `is_alone`: False if a tool such as cProfile runs the trainer in its own process. The tool has work to do after the
     trainer, so the exit is Python's own.

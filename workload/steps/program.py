@@ -384,7 +384,7 @@ def _files(folder: Path, main: Path | None) -> dict[str, Path]:
 
 
 def _packages() -> Iterator[tuple[str, str]]:
-    """Names and versions of the installed packages from which the script has imported a module."""
+    """Pairs of name and version, one for each installed package that the script has imported."""
     loaded, names = {name.partition(".")[0] for name in list(sys.modules)}, set[str]()
     for distribution in importlib.metadata.distributions():
         # As `importlib.metadata.packages_distributions` does, in a third of its time: 0.2 s beside torch.
