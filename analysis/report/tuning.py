@@ -75,7 +75,7 @@ def _last_accepted(evidence: ReportEvidence, trials: Sequence[Mapping[str, Any]]
 
 
 def _limit(evidence: ReportEvidence, run_id: str, first: str) -> Verdict:
-    """What limits a step of the run `run_id`.
+    """Limit of a step of the run `run_id`.
 
     A run without ceilings is judged by those of the run `first`: of all runs of a tuning, only the first measures them.
     """
